@@ -133,7 +133,7 @@ class Checkpoints:
             failure = error if isinstance(error, PanpipeError) else RequestError(f"no checkpoint: {in_a_line(error)}")
         team.agree(failure)
         hidden = team.decide(lambda: begin_save(path))
-        writers = team.processes_of_replica
+        writers = team.size // len(team.local)  # the processes of a replica
         save = Save(path, hidden, parts, self._state.steps, keep, writers)
         if wait:
             save.run(team.exchange())

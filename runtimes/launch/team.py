@@ -169,11 +169,6 @@ class Team(ABC):
     def fail(self, failure: BaseException) -> None:  # noqa: B027 - one process has no others
         """Report to all other processes that this one stops, and why, so that none waits for it."""
 
-    @property
-    def processes_of_replica(self) -> int:
-        """How many processes have the devices of a replica."""
-        return self.size // len(self.local)
-
     def exchange(self) -> Exchange:
         """The processes of all replicas, which send each other values."""
         return ONE_PROCESS

@@ -172,28 +172,16 @@ class Evaluator:
 
     def _check_agreed(self) -> None:
         """Refuse ranks whose modules are in different modes: their stages would be parts of different models."""
-        if len(self._team.local) == self._team.size:
+        team, now = self._team, self._modes.now()
+        if len(team.local) == team.size or len(set(team.in_replica(lambda _: crc32(bytes(now))))) == 1:
             return
-        digest = float(crc32(bytes(self._modes.now())) & 0xFFFFF)  # small enough for sums of squares to be exact
-
-        def sums_of(device: int) -> list[float]:
-            queue = self._workers.queues[device]
-            sums = torch.tensor([digest, digest**2], dtype=torch.float64, device=queue.device)
-            self._team.backend(device).all_reduce(sums).wait()
-            first, second = queue.read(sums).tolist()
-            return [float(first), float(second)]
-
-        ((total, squares),) = self._team.run_local(sums_of).values()
-        if self._team.size * squares == total**2:  # all are equal to the mean
-            return
-        modes = self._team.in_replica(lambda _: self._modes.now())
-        first = self._team.replica * self._team.size
+        modes, first = team.in_replica(lambda _: now), team.replica * team.size
         for device, other in enumerate(modes):
             name = self._modes.first_other(modes[0], other)
             if name is not None:
                 raise RequestError(
-                    f"{module_text(name)} is in another mode on rank {self._team.rank(first + device)} than on rank "
-                    f"{self._team.rank(first)}: all ranks must evaluate in the same mode; call model.eval() on every "
+                    f"{module_text(name)} is in another mode on rank {team.rank(first + device)} than on rank "
+                    f"{team.rank(first)}: all ranks must evaluate in the same mode; call model.eval() on every "
                     "rank"
                 )
 
