@@ -67,11 +67,20 @@ def stages_of_unused(model: nn.Module, step: CapturedStep, cut: Cut) -> dict[str
     for index, names in enumerate(cut.parameters):
         for name in names:
             used.setdefault(name, index)
-    order = [name for name, _ in model.named_parameters()]
-    near = _Neighbours(order, used)
+    inside: dict[str, list[tuple[int, int]]] = {}  # module → place and first stage of each used parameter in it
+    for place, (name, _) in enumerate(model.named_parameters()):
+        for path in _modules_of(name) if name in used else ():
+            inside.setdefault(path, []).append((place, used[name]))
+
+    def near(place: int, name: str) -> int:
+        """The stage of the last used parameter before one, or else of the first one after it, in the innermost module
+        that has any."""
+        others = next((inside[path] for path in _modules_of(name) if path in inside), [(0, 0)])
+        return others[max(bisect_left(others, (place,)) - 1, 0)][1]
+
     found = {
-        name: near.stage(number, name)
-        for number, (name, parameter) in enumerate(model.named_parameters())
+        name: near(place, name)
+        for place, (name, parameter) in enumerate(model.named_parameters())
         if name not in used and (not parameter.is_meta or isinstance(parameter, RemoteTensor))
     }
     read = {step.buffers[node.name] for node in step.graph.nodes if node.name in step.buffers and node.users}
@@ -82,38 +91,6 @@ def stages_of_unused(model: nn.Module, step: CapturedStep, cut: Cut) -> dict[str
             buffers = [start + leaf for leaf, _ in module.named_buffers(recurse=False)]
             found |= {name: found[own[0]] for name in buffers if name not in read}
     return found
-
-
-class _Neighbours:
-    """The used parameters in each module, at any depth.
-
-    Args:
-        order: names of all parameters, in the model's order.
-        used: parameter → its first stage.
-    """
-
-    def __init__(self, order: list[str], used: dict[str, int]) -> None:
-        self._inside: dict[str, tuple[list[int], list[int]]] = {}
-        for number, name in enumerate(order):
-            if name in used:
-                for module in _modules_of(name):
-                    places, stages = self._inside.setdefault(module, ([], []))
-                    places.append(number)
-                    stages.append(used[name])
-
-    def stage(self, number: int, name: str) -> int:
-        """The stage of an unused parameter: that of the last used one before it, or else of the first one after it, in
-        the innermost module that has any.
-
-        Args:
-            number: its place in the model's order.
-            name: its name.
-        """
-        inside = next((found for module in _modules_of(name) if (found := self._inside.get(module))), None)
-        if inside is None:
-            return 0
-        places, stages = inside
-        return stages[max(bisect_left(places, number) - 1, 0)]
 
 
 def _modules_of(name: str) -> Iterator[str]:
