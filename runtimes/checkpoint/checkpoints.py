@@ -29,7 +29,7 @@ from ..training.local_stages import LocalStages
 from ..training.state import PROGRESS, PipelineState
 from ..watch.uncaught import failure_at_exit
 from .manifest import DCP_METADATA, cannot_write
-from .reading import CheckpointReader, PartReader, gathered, narrowed
+from .reading import CheckpointReader, gathered, narrowed
 from .state_parts import Parts, parts_of, state_of
 from .training_state import TrainingState, fitted
 from .writing import Save, begin_save
@@ -169,7 +169,8 @@ class Checkpoints:
         reader: CheckpointReader | None = None
         own = self._read()  # replicas that share an optimizer read it together
         try:
-            reader = PartReader(path, own=own.tensors, ranks=team.tensors)
+            reader = CheckpointReader(path)
+            reader.narrow(own.tensors, team.tensors)
             try:
                 parts = fitted(own, reader, training)
             except PanpipeError as error:  # a changed name of a tensor looks like another model's

@@ -55,6 +55,7 @@ class CheckpointReader:
     tensors: dict[str, StoredTensor] = field(factory=dict, init=False)
     items: dict[str, Any] = field(factory=dict, init=False)
     _checked: dict[str, tuple[int, ...]] = field(factory=dict, init=False)
+    _splits: dict[str, tuple[Split, StoredTensor]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.manifest = read_manifest(self.folder)
@@ -108,6 +109,18 @@ class CheckpointReader:
         found = (self.folder / name).lstat()
         return found.st_ino, found.st_size, found.st_mtime_ns
 
+    def narrow(self, own: Mapping[str, Tensor], ranks: RankTensors) -> None:
+        """Read this rank's parts of tensors from now on.
+
+        Args:
+            own: this rank's tensors, by name in the checkpoint.
+        """
+        for name, tensor in own.items():
+            split, stored = split_of(name, tensor, ranks), self.tensors.get(name)
+            part = None if split is None or stored is None else split.part_shape(stored.shape)
+            if split is not None and stored is not None and part is not None:  # others are refused with their shapes
+                self._splits[name], self.tensors[name] = (split, stored), evolve(stored, shape=part)
+
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite tensors of the same shapes and dtypes with those of the checkpoint.
 
@@ -116,7 +129,13 @@ class CheckpointReader:
         """
         with torch.no_grad():
             for name in sorted(tensors, key=self._place):
-                self._read(self.tensors[name], name, tensors[name].detach())
+                if name in self._splits:
+                    split, stored = self._splits[name]
+                    whole = torch.empty(stored.shape, dtype=stored.dtype)
+                    self._read(stored, name, whole)
+                    tensors[name].detach().copy_(split.part_of(whole))
+                else:
+                    self._read(self.tensors[name], name, tensors[name].detach())
 
     def _read(self, kept: StoredTensor, name: str, tensor: Tensor) -> None:
         """Overwrite a tensor of the same shape and dtype with a stored one, which may be stored as bytes."""
@@ -223,36 +242,3 @@ def narrowed(parts: Parts, own: Mapping[str, Tensor], ranks: RankTensors) -> Par
         if split is not None and name in found and split.part_shape(tuple(found[name].shape)) == tuple(tensor.shape):
             found[name] = split.part_of(found[name]).clone()
     return Parts(found, parts.items)
-
-
-@define
-class PartReader(CheckpointReader):
-    """Reads this rank's parts of a checkpoint's tensors; otherwise as `CheckpointReader`.
-
-    Args:
-        own: this rank's tensors, by name in the checkpoint.
-    """
-
-    own: Mapping[str, Tensor] = field(kw_only=True)
-    ranks: RankTensors = field(kw_only=True)
-    _splits: dict[str, Split] = field(factory=dict, init=False)
-    _stored: dict[str, StoredTensor] = field(factory=dict, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        CheckpointReader.__attrs_post_init__(self)
-        for name, tensor in self.own.items():
-            split = split_of(name, tensor, self.ranks)
-            part = split.part_shape(self.tensors[name].shape) if split is not None and name in self.tensors else None
-            if split is not None and part is not None:  # others keep their shapes, and are refused with them
-                self._splits[name], self._stored[name] = split, self.tensors[name]
-                self.tensors[name] = evolve(self.tensors[name], shape=part)
-
-    def read_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite tensors with this rank's parts of those of the checkpoint."""
-        CheckpointReader.read_into(self, {n: tensor for n, tensor in tensors.items() if n not in self._splits})
-        for name in self._splits.keys() & tensors.keys():
-            kept = self._stored[name]
-            whole = torch.empty(kept.shape, dtype=kept.dtype)
-            self._read(kept, name, whole)
-            with torch.no_grad():
-                tensors[name].detach().copy_(self._splits[name].part_of(whole))
