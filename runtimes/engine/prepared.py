@@ -28,7 +28,7 @@ from ..batch.batch_agreement import BatchAgreement, ChangedValues
 from ..batch.lru_cache import LruCache
 from ..batch.shapes import Shapes
 from ..microbatches import Microbatch, Shape
-from ..offload.offloadable import offloaded_storages
+from ..offload.offloads import offloaded_storages
 from ..programs.compiled import Compiled
 from ..programs.stage_run import SharedTensors, StageRun
 from ..update.stage_state import StageState

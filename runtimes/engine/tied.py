@@ -12,6 +12,9 @@ from ...backends.contract import Backend, Handle
 from ...core.plan.plan import Plan, TiedWeight
 from ..update.stage_state import StageState
 
+Sent = tuple[Handle, Tensor]
+"""A transfer, and the tensor that is kept until it has ended."""
+
 
 class TiedReduction:
     """Reduces the gradients of the tied weights that one device has copies of.
@@ -30,7 +33,7 @@ class TiedReduction:
 
         Every device sends its gradients before it waits for any, so the exchange cannot deadlock.
         """
-        here, sends = backend.device, _Sends(backend)
+        here, sends = backend.device, list[Sent]()
         self._copies = {
             (stage, weight.name): self._states[stage].updated[weight.name]
             for weight in self._tied
@@ -50,7 +53,7 @@ class TiedReduction:
                     self._copies[stage, weight.name].grad = total.clone()
                 for stage in others:
                     if stage not in mine:
-                        sends.add(total, self._placement[stage])
+                        sends.append((backend.send([total], self._placement[stage]), total))
             else:
                 for stage in mine:
                     copy = self._copies[stage, weight.name]
@@ -59,7 +62,8 @@ class TiedReduction:
         for copy, buffer, handle in totals:
             handle.wait()
             copy.grad = buffer
-        sends.wait()
+        for handle, _ in sends:
+            handle.wait()
 
     def _frozen(self, weight: TiedWeight) -> bool:
         """Whether it is frozen now; all devices with a copy see the same value."""
@@ -71,7 +75,7 @@ class TiedReduction:
         return any((stage, weight.name) not in self._copies for stage in weight.stages if stage in self._states)
 
     def _exchange_partials(
-        self, weight: TiedWeight, backend: Backend, sends: "_Sends"
+        self, weight: TiedWeight, backend: Backend, sends: list[Sent]
     ) -> list[tuple[Tensor, Handle | None]]:
         """Send this device's gradients to the device of the first stage; there, return all of them in stage order."""
         here, owner_stage = backend.device, weight.stages[0]
@@ -82,7 +86,8 @@ class TiedReduction:
             if device == here and owner == here:
                 found.append((self._gradient(stage, weight.name), None))
             elif device == here:
-                sends.add(self._gradient(stage, weight.name), owner)
+                gradient = self._gradient(stage, weight.name)
+                sends.append((backend.send([gradient], owner), gradient))
             elif owner == here:
                 first = self._copies[owner_stage, weight.name]
                 buffer = torch.empty_like(first, memory_format=torch.contiguous_format)
@@ -92,21 +97,6 @@ class TiedReduction:
     def _gradient(self, stage: int, name: str) -> Tensor:
         copy = self._copies[stage, name]
         return torch.zeros_like(copy) if copy.grad is None else copy.grad
-
-
-class _Sends:
-    """Sent messages; their tensors are kept until the transfers have ended."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._sent: list[tuple[Handle, Tensor]] = []
-
-    def add(self, tensor: Tensor, device: int) -> None:
-        self._sent.append((self._backend.send([tensor], device), tensor))
-
-    def wait(self) -> None:
-        for handle, _ in self._sent:
-            handle.wait()
 
 
 def _sum(partials: list[tuple[Tensor, Handle | None]]) -> Tensor:

@@ -21,7 +21,7 @@ from ...core.search.problem.blocks import Stages
 from ..batch.example import Example
 from ..devices.compute import Stopwatch, compute_device
 from ..launch.team import Team
-from ..offload.offloadable import offloadable_storages
+from ..offload.offloads import offloadable_storages
 from ..profile.operator_profile import profile_operators
 from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions

@@ -8,7 +8,7 @@ from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.export.operators import Operators
 from panpipe.core.plan.memory_policy import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import Plan
-from panpipe.runtimes.offload.offloadable import reason_to_keep
+from panpipe.runtimes.offload.offloads import reason_to_keep
 from panpipe.runtimes.programs.compiled import Programs, compile_stages
 
 
