@@ -41,7 +41,7 @@ from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
 from ..microbatches import Microbatch, Shape
 from ..programs.options import ProgramOptions
-from ..programs.planned_compiler import PlannedCompiler
+from ..programs.stage_compiler import PlannedCompiler
 from ..update.update import Ending
 from ..weights.remote_tensors import as_meta_tensors
 from .local_stages import LocalStages

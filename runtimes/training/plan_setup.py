@@ -42,7 +42,7 @@ from ..programs.compiled import compile_stages
 from ..programs.graphs.supported import check_plan, warn_of_ungraphed
 from ..programs.linked_stage import Layout
 from ..programs.options import ProgramOptions
-from ..programs.planned_compiler import PlannedCompiler
+from ..programs.stage_compiler import PlannedCompiler
 from ..update.training import Training
 from ..update.update import NormParameters
 from ..weights.remote_tensors import RemoteTensor, as_meta_tensors

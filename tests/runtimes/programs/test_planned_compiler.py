@@ -10,8 +10,7 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.runtimes.programs.compiler_choice import CompilerChoice
-from panpipe.runtimes.programs.planned_compiler import PlannedCompiler, programs_run
-from panpipe.runtimes.programs.stage_compiler import StageCompiler
+from panpipe.runtimes.programs.stage_compiler import PlannedCompiler, StageCompiler, programs_run
 from torch import nn
 
 from ...support.cuts import even_plan
