@@ -174,7 +174,8 @@ def _evaluate(pipe: Pipeline, batch: Any) -> None:
 def with_gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Distance:
     """A distance, with those of the gradients of a pipeline's model to those of one process."""
     own = dict(mine.named_parameters())
-    sizes = {n: _defined(p.grad).norm().item() for n, p in theirs.named_parameters() if p.grad is not None}
+    gradients = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    sizes = {n: g.masked_fill(~g.isfinite(), 0.0).norm().item() for n, g in gradients.items()}
     total = math.hypot(*sizes.values())
     for name, parameter in theirs.named_parameters():
         if own[name].is_meta:
@@ -194,10 +195,6 @@ def with_gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Dista
 def _ratio(apart: float, size: float) -> float:
     """The relative distance; infinite if one process has only zeros and the pipeline has not."""
     return 0.0 if apart == 0 else apart / size if size else math.inf
-
-
-def _defined(gradient: Tensor) -> Tensor:
-    return gradient.masked_fill(~gradient.isfinite(), 0.0)
 
 
 def _largest(mine: Tensor, theirs: Tensor) -> float:

@@ -17,6 +17,7 @@ import ctypes
 import errno
 import os
 import queue
+import shutil
 import tempfile
 import threading
 import time
@@ -112,9 +113,10 @@ class FileArena(Arena):
                 _reserve(self._file, size)
         except OSError as error:
             self.close()
+            free = shutil.disk_usage(folder).free
             raise RequestError(
                 f"offload_to: the saved tensors of a device take {size} bytes in {folder}, and the file cannot be that "
-                f"large ({error.strerror}; {_free_bytes(folder)} bytes are free): name a folder with more space, or "
+                f"large ({error.strerror}; {free} bytes are free): name a folder with more space, or "
                 "offload less"
             ) from error
 
@@ -165,11 +167,6 @@ def _reserve(file: int, size: int) -> None:
         os.posix_fallocate(file, 0, size)
     else:
         os.ftruncate(file, size)
-
-
-def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
 
 
 def chunks(size: int) -> list[tuple[int, int]]:

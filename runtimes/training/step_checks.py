@@ -251,7 +251,9 @@ def _kind(peak: Tensor | None) -> str | None:
 
 def _leaves_of(pieces: Sequence[Microbatch], microbatch: int, finite: Sequence[bool]) -> list[str]:
     """The tensors of a microbatch that are not finite, but are in all microbatches with a finite loss, in words."""
-    kinds = [[_kind(peak) for peak in _peaks_of_leaves(piece)] for piece in pieces]
+    kinds = [
+        [_kind(peaks_of([leaf])[0]) if isinstance(leaf, Tensor) else None for leaf in piece.leaves] for piece in pieces
+    ]
     usual = [kinds[m] for m, good in enumerate(finite) if good]
     return [
         f"{name} is not finite in this microbatch"
@@ -259,10 +261,6 @@ def _leaves_of(pieces: Sequence[Microbatch], microbatch: int, finite: Sequence[b
         if kind is not None and kind not in {one[place] for one in usual if place < len(one)}
         if usual or kind == "nan"
     ]
-
-
-def _peaks_of_leaves(piece: Microbatch) -> list[Tensor | None]:
-    return [peaks_of([leaf])[0] if isinstance(leaf, Tensor) else None for leaf in piece.leaves]
 
 
 def _parameters_of(parameters: Mapping[str, Tensor]) -> list[str]:

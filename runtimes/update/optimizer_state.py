@@ -162,7 +162,8 @@ class NamedState:
             if part.start == 0:
                 leaves = leaves_of(own.get(name, {}))
                 slices = {path: v.dtype for path, v in leaves.items() if self._is_slice(path, v, part)}
-                values = {path: _on_cpu(value) for path, value in leaves.items() if path not in slices}
+                others = {path: value for path, value in leaves.items() if path not in slices}
+                values = {path: v.detach().cpu() if isinstance(v, Tensor) else v for path, v in others.items()}
                 mine[name] = {"paths": list(leaves), "values": values, "slices": slices}
         of_all = gather_values(mine, shards.sharing.replicas(), shards.device)
         return {name: one for of_one in of_all for name, one in of_one.items()}
@@ -215,10 +216,6 @@ def _whole(memory: Tensor, offset: int, parameter: nn.Parameter) -> Tensor:
     tensor = torch.empty_strided(parameter.shape, parameter.stride(), dtype=memory.dtype)
     in_memory_order(tensor).copy_(memory[offset : offset + parameter.numel()])
     return tensor.contiguous()
-
-
-def _on_cpu(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
 def leaves_of(state: Mapping[Any, Any], prefix: str = "") -> State:
