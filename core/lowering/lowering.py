@@ -55,9 +55,9 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
         raise RequestError(f"prefetch is {prefetch}: a receive cannot be posted after its reader; give at least 0")
     recompute = frozenset(plan.memory.recompute)
     peers = _Peers(plan)
-    readers = [computed_at(actions) for actions in plan.device_actions]
     queues: dict[tuple[int, int], list[Action]] = {}
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
+    readers = {dst: computed_at(plan.device_actions[dst]) for _, dst in queues}
     starts: list[list[Action]] = [[] for _ in plan.device_actions]
     ends: list[list[Action]] = [[] for _ in plan.device_actions]
     steps = [optimizer_steps(plan, device) for device in range(plan.devices)]
@@ -97,13 +97,13 @@ class _Peers:
 
 def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Action]]) -> list[Action]:
     """The sends after one compute action; their receives are appended to the queues between the two devices."""
-    if action.kind is Kind.W:
+    stage, kind = action.stage, action.kind
+    targets = peers.forward[stage] if kind is Kind.F else () if kind is Kind.W else peers.backward[stage]
+    if not targets:
         return []
-    stage, microbatch = action.stage, action.microbatch
-    if action.kind is Kind.F:
-        targets, send, receive = peers.forward[stage], Kind.SEND_F, Kind.RECV_F
-    else:
-        targets, send, receive = peers.backward[stage], Kind.SEND_B, Kind.RECV_B
+    microbatch, send, receive = action.microbatch, Kind.SEND_B, Kind.RECV_B
+    if kind is Kind.F:
+        send, receive = Kind.SEND_F, Kind.RECV_F
     for peer in targets:
         queue = queues.setdefault((peers.where[stage], peers.where[peer]), [])
         queue.append(Action(peer, receive, microbatch, stage))

@@ -12,7 +12,7 @@ each receive the next compute item after it::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ..actions import Action, Kind
@@ -73,7 +73,8 @@ def match_messages(
         RequestError: a send or receive has no counterpart; the two ends of a queue differ in order; a message is sent
             before it is computed, received after its reader, sent twice, or not sent.
     """
-    positions = [computed_at(actions) for actions in compute]
+    ends = {device for pair in (*sent, *received) for device in pair}
+    positions = {device: computed_at(actions) for device, actions in enumerate(compute) if device in ends}
     queues = {
         pair: _match_queue(plan, pair, sent.get(pair, []), received.get(pair, []), positions)
         for pair in (*sent, *(pair for pair in received if pair not in sent))
@@ -105,7 +106,7 @@ def _match_queue(
     pair: Pair,
     sent: list[tuple[Action, int]],
     received: list[tuple[Action, int]],
-    positions: Sequence[tuple[Positions, Positions]],
+    positions: Mapping[int, tuple[Positions, Positions]],
 ) -> list[Message]:
     src, dst = pair
     sizes = {(edge.src, edge.dst): edge for edge in plan.edges}

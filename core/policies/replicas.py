@@ -84,7 +84,7 @@ def _tasks(plan: Plan, compute: Compute, items: Sequence[Item], _: Sequence[Task
         _check_reductions(plan, device, actions, reduced)
         _check_scatters(plan, device, actions, own)
         check_unsharding(plan, device, actions, [item for item in own if item.action.kind in _PARAMETERS])
-        steps = {action.stage: at for at, action in enumerate(actions) if action.kind is Kind.STEP}
+        steps = {action.stage: at for at, action in enumerate(actions if own else ()) if action.kind is Kind.STEP}
         for item in own:
             action, order = item.action, (COLLECTIVE_QUEUE, device)
             if action.kind is Kind.SCATTER_GRAD:
@@ -317,7 +317,7 @@ def _runs(plan: Plan, stage: int) -> int:
 def _check_after_steps(plan: Plan, device: int, compute: Sequence[Action], items: Sequence[Item]) -> None:
     """Every stage whose replicas hold whole parameters of which each steps a part has one UNSHARD after its STEP."""
     wanted = {action.stage for _, action in after_steps(plan, device)}
-    steps = {action.stage: position for position, action in enumerate(compute) if action.kind is Kind.STEP}
+    steps = {each.stage: at for at, each in enumerate(compute if items else ()) if each.kind is Kind.STEP}
     for item in items:
         stage = item.action.stage
         where = f"device {item.device} issues {item.action}"

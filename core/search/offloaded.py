@@ -3,10 +3,13 @@
 The order search does not model copies: it runs with a higher limit for saved tensors. For each of its best orders, fast
 ones and such that hold little, the choice of what leaves (``core/offload``) finds the least with which every device
 fits, and the oracle scores the result. So an order that holds little, stages that recompute and copies to the host
-compete under one limit. Where no order is short of memory nothing leaves, and nothing further is searched.
+compete under one limit. Named schedules on cuts of their own are among these orders: with copies on shared links an
+annealed order may be slower than they are. Where no order is short of memory nothing leaves, and nothing further is
+searched.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 
 from attrs import evolve, frozen
 
@@ -27,7 +30,7 @@ from .annealing.initial_walks import InitialWalks
 from .annealing.search import search
 from .annealing.walk import Walk, best_by_placement, frontier
 from .confirm import SearchResult, confirmed, result_of
-from .finalize import ScoredPlan, best_first, draft, limits_of, score_plan
+from .finalize import ScoredPlan, best_first, draft, judged, limits_of, score_plan
 from .problem.meter import Meter
 from .problem.options import SearchSpace
 from .problem.oracle import Oracle
@@ -38,14 +41,16 @@ from .suggestions.unlimited_memory import holds_all
 SHARE = 0.3
 """Share of the budget for each further search."""
 NAMED_SHARE = 0.1
-"""The same for the cuts of each schedule that offloads by itself."""
+"""The same for cuts of named schedules."""
 LEAVING = (0.8, 0.4)
 """Shares of what the links carry that are assumed to leave in the further searches: they get as much more memory."""
 FASTEST = 6
 """Walks of each search to which copies are added because they are fast; in addition to those that hold little."""
+ALIKE = 2
+"""Walks of each named schedule to which copies are added."""
 TIGHTER = 3
 """How often the limits are lowered by what the oracle counts in addition."""
-GAIN = 0.005
+GAIN = 0.004
 """Share of a step that offload must gain over a plan without it."""
 
 
@@ -82,11 +87,12 @@ class OffloadSearch:
         for walk in _chosen(walks):
             base = _Base.of(walk, self.storages)
             try:
-                pick = of_stages(dict(walk.offload)) if self.wanted == "none" else picks_of(self.wanted, base.stages)
+                own = self.wanted == "none"
+                pick = of_stages(dict(walk.offload)) if own else picks_of(self.wanted, len(base.plan.stages))
             except RequestError as error:  # it has fewer stages than were named
                 refused = error
                 continue
-            found.append(base.score_walk(pick, self.oracle))
+            found.append(self._scored(base, pick))
         best = next(iter(best_first(found)), None)
         if best is not None:
             check_host_memory(best.plan, best.plan.mesh.arrange(best.setting.cluster))
@@ -111,49 +117,65 @@ class OffloadSearch:
             return plain
         if nothing is not None and all(_load(setting) == INFINITY for setting in self.settings):
             raise nothing
-        enough_s = INFINITY if plain is None else (1 - GAIN) * plain.best.predicted.step_s
+        enough_s = INFINITY if plain is None else (1 - GAIN) * self._step_s(plain.best)
         candidates, stopped = self._faster_than(enough_s)
         best = next((each for each in best_first(candidates) if each.rank[0] <= 0), None)
-        if best is None:
-            if nothing is not None:
-                raise nothing
-            assert plain is not None
-            return evolve(plain, evaluations=self.meter.spent)
-        if plain is not None and best.score.step_s > (1 - GAIN) * plain.best.predicted.step_s:
+        if best is None and nothing is not None:
+            raise nothing
+        if plain is not None and (best is None or best.rank[1] > enough_s):
             return evolve(plain, evaluations=self.meter.spent)
         return result_of(self._wanted_of(candidates), self.meter.spent, stopped)
+
+    def _step_s(self, plan: Plan) -> float:
+        """The step of a predicted plan, by the judge if there is one."""
+        if self.judge is None:
+            return plan.predicted.step_s
+        return self.judge(evolve(plan, prediction=None), plan.predicted.costs, plan.predicted.cluster).step_s
+
+    def _scored(self, base: "_Base", pick: Picks) -> ScoredPlan:
+        """A plan with what is picked, by oracle and judge: the faster of copies planned for free and for fully used
+        links."""
+        shared = any(len(devices) > 1 for devices, _ in base.task.links.groups)
+        tasks = (base.task, base.task.slowed) if shared else (base.task,)
+        found = [
+            score_plan(base.setting, with_offload(base.plan, task, pick), base.costs, self.oracle) for task in tasks
+        ]
+        if self.judge is not None:
+            judge = self.judge
+            found = [judged(each, judge) if each.rank[0] <= 0 else each for each in found]
+        return best_first(found)[0]
 
     def _faster_than(self, enough_s: float) -> tuple[list[ScoredPlan], bool]:
         """Plans with copies whose orders alone take less than ``enough_s``, and whether the search was ended."""
         candidates: list[ScoredPlan] = []
 
-        def add(walks: Sequence[Walk]) -> None:
+        def add(walks: Sequence[Walk], copied: Callable[[Walk], Iterator[ScoredPlan]]) -> None:
             nonlocal enough_s
-            for walk in sorted(_chosen(walks), key=lambda walk: walk.step_s):
+            for walk in sorted(walks, key=lambda walk: walk.step_s):
                 if walk.step_s >= enough_s:
                     break
-                found = list(self._within_limits(walk))
+                found = list(copied(walk))
                 candidates.extend(found)
-                enough_s = min([enough_s, *(each.score.step_s for each in found if each.rank[0] <= 0)])
+                enough_s = min([enough_s, *(each.rank[1] for each in found if each.rank[0] <= 0)])
 
         families = tuple(family for family in self.space.families if family.offloads)
-        space = evolve(self.space, families=families, anneal=False, recompute="none")
-        add(list(self._published(space)) if families else [])
+        published = evolve(self.space, families=families, anneal=False, recompute="none")
+        add(_chosen(list(self._published(published))) if families else [], self._within_limits)
         for family in families:
             try:
-                walks, stopped = self._searched(evolve(space, families=(family,)), INFINITY, NAMED_SHARE)
+                walks, stopped = self._searched(evolve(published, families=(family,)), INFINITY, NAMED_SHARE)
             except RequestError:  # it supports none of the settings
                 continue
-            for walk in _chosen(walks):
-                if walk.step_s < enough_s:
-                    candidates.extend(self._as_published(walk))
+            add(_chosen(walks), self._as_published)
             if stopped:
                 return candidates, True
-        enough_s = min([enough_s, *(each.score.step_s for each in candidates if each.rank[0] <= 0)])
         stopped = False
         for leaving in LEAVING:
-            walks, stopped = self._searched(self.space, leaving, SHARE)
-            add(walks)
+            walks, stopped = self._searched(evolve(self.space, anneal=False), leaving, NAMED_SHARE)
+            add(_of_each_family(walks), self._within_limits)
+            if self.space.anneal and not (stopped or self.meter.exhausted):
+                walks, stopped = self._searched(self.space, leaving, SHARE)
+            add(_chosen(walks), self._within_limits)
             if stopped or self.meter.exhausted:
                 break
         return candidates, stopped
@@ -161,7 +183,7 @@ class OffloadSearch:
     def _as_published(self, walk: Walk) -> Iterator[ScoredPlan]:
         """A walk with the copies of its schedule, if they fit the hosts."""
         base = _Base.of(walk, self.storages)
-        found = base.score_walk(of_stages(dict(walk.offload)), self.oracle)
+        found = self._scored(base, of_stages(dict(walk.offload)))
         if base.fits_hosts(found.plan):
             yield found
 
@@ -179,7 +201,8 @@ class OffloadSearch:
             return True
         if all(holds_all(best, device, limit) for device, limit in enumerate(limits)):
             return False
-        return any(walk.step_s < (1 - GAIN) * best.predicted.step_s for walk in self._published(self.space))
+        walks, _ = self._searched(evolve(self.space, anneal=False), INFINITY, NAMED_SHARE)
+        return any(walk.step_s < (1 - GAIN) * self._step_s(best) for walk in walks)
 
     def _published(self, space: SearchSpace) -> Iterator[Walk]:
         """Schedules on even cuts: those that offload have copies that were planned for just these orders."""
@@ -213,11 +236,11 @@ class OffloadSearch:
             held_bytes = base.task.peaks_within(limits)
             if held_bytes is None:
                 break
-            found = base.score_walk(within(limits), self.oracle)
+            found = self._scored(base, within(limits))
             if not base.fits_hosts(found.plan):
                 return
             yield found
-            if found.rank[0] <= 0 and found.score.step_s <= (1 + GAIN) * walk.step_s:
+            if found.rank[0] <= 0 and found.rank[1] <= (1 + GAIN) * walk.step_s:
                 return
             if found.rank[0] <= 0:
                 break
@@ -257,19 +280,6 @@ class _Base:
             return False
         return True
 
-    @property
-    def stages(self) -> int:
-        """How many stages the plan has."""
-        return len(self.plan.stages)
-
-    def score_walk(self, pick: Picks, oracle: Oracle) -> ScoredPlan:
-        """With what is picked, by the oracle; the faster of copies planned for free and for fully used links."""
-        shared = any(len(devices) > 1 for devices, _ in self.task.links.groups)
-        tasks = (self.task, self.task.slowed) if shared else (self.task,)
-        plans = [with_offload(self.plan, task, pick) for task in tasks]
-        found = [score_plan(self.setting, plan, self.costs, oracle) for plan in plans]
-        return best_first(found)[0]
-
 
 def _chosen(walks: Sequence[Walk]) -> list[Walk]:
     """The walks to which copies are added: fast ones, the fastest of each schedule that offloads, and the frontier of
@@ -280,6 +290,18 @@ def _chosen(walks: Sequence[Walk]) -> list[Walk]:
             offloading.setdefault((walk.name, id(walk.setting)), walk)
     found = [*best_by_placement(list(walks), FASTEST, 2), *offloading.values(), *frontier(list(walks))]
     return list({id(walk): walk for walk in found}.values())
+
+
+def _of_each_family(walks: Sequence[Walk]) -> list[Walk]:
+    """The fastest walks of each family, and the frontier of time and memory."""
+    found = list(frontier(list(walks)))
+    for _, own in groupby(sorted(walks, key=lambda walk: (_family(walk), walk.value)), key=_family):
+        found += islice(own, ALIKE)
+    return list({id(walk): walk for walk in found}.values())
+
+
+def _family(walk: Walk) -> str:
+    return walk.schedule.partition("(")[0]
 
 
 def _with_more_memory(setting: Setting, leaving: float) -> Setting:

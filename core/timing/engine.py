@@ -25,7 +25,7 @@ the simulator is independent of all three.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..actions import Action, Kind
@@ -102,7 +102,7 @@ class Engine:
         self._compute, self._seconds, self._tasks, self._task_s = compute, seconds, tasks, task_s
         self.starts: list[list[float]] = [[] for _ in compute]
         self.ends: list[list[float]] = [[] for _ in compute]
-        self._reads: list[list[list[tuple[int, int, float]] | None]] = [[None] * len(own) for own in compute]
+        self._reads: list[list[tuple[tuple[int, int, float], ...]]] = [[()] * len(own) for own in compute]
         self._queues: dict[tuple[int, int], _Queue] = {}
         self._conditions: list[dict[int, list[_Condition]]] = [{} for _ in compute]
         self._ahead: list[int | None] = []
@@ -118,20 +118,17 @@ class Engine:
         self._blocked: list[tuple[int, int, str]] = [(-1, 0, "")] * len(compute)
         """Per device what it waited for last: a device (−1: a task that waits for itself), its count of items, why."""
 
-    def read(self, device: int, position: int, source: int, issued: int, delay_s: float) -> None:
-        """Let an item wait until some time after another device's item has ended.
+    def read(self, device: int, source: int, pairs: Iterable[tuple[int, int]], delay_s: float) -> None:
+        """Let items of a device wait until some time after items of another one have ended.
 
         Args:
-            device, position: the item that waits.
-            source, issued: device and position of the other one.
+            device, source: the device that waits, and the other one.
+            pairs: the position of an item that waits, and that of the other one.
             delay_s: from its end on.
         """
         row = self._reads[device]
-        known = row[position]
-        if known is None:
-            row[position] = [(source, issued, delay_s)]
-        else:
-            known.append((source, issued, delay_s))
+        for position, issued in pairs:
+            row[position] += ((source, issued, delay_s),)
 
     def queue(
         self, src: int, dst: int, messages: Sequence[Message], hop: tuple[float, float], *, eager: bool = False
@@ -225,13 +222,13 @@ class Engine:
         now = ends[-1] if ends else 0.0
         for position in range(len(ends), len(seconds)):
             start = now
-            for source, issued, delay_s in reads[position] or ():
+            for source, issued, delay_s in reads[position]:
                 sent = all_ends[source]
                 if len(sent) <= issued:
                     return self._wait(device, source, issued + 1, READS)
                 if sent[issued] + delay_s > start:  # noqa: PLR1730 - max() costs a tenth of the whole pass
                     start = sent[issued] + delay_s
-            if position in conditions:
+            if conditions and position in conditions:
                 for check, queue, count in conditions[position]:
                     met = check(device, queue, count)
                     if met is None:

@@ -15,10 +15,11 @@ Delaying all actions to these times at once is possible.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 from attrs import frozen
 
-from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind
+from ..actions import BACKWARD_KINDS, Action, Kind
 from ..costs.costs import COMPUTE_SECONDS, Compute, StageCosts, StageEdge, compute_times
 from ..errors import RequestError
 from ..plan.items import Item, Task
@@ -135,14 +136,11 @@ def evaluate(
 
 def busy_s(actions: Sequence[Action], costs: Sequence[StageCosts], recompute: Iterable[int] = ()) -> float:
     """Seconds in which a device computes the actions of its order, recomputing included."""
-    again = frozenset(recompute)
-    return sum(
-        [
-            COMPUTE_SECONDS[action.kind](costs[action.stage])
-            + (costs[action.stage].second_forward_s if action.stage in again and action.kind in BACKWARD_KINDS else 0.0)
-            for action in actions
-        ]
-    )
+    again, known = frozenset(recompute), dict[tuple[int, Kind], float]()
+    for stage, kind in {(action.stage, action.kind) for action in actions}:
+        second_s = costs[stage].second_forward_s if stage in again and kind in BACKWARD_KINDS else 0.0
+        known[stage, kind] = COMPUTE_SECONDS[kind](costs[stage]) + second_s
+    return sum([known[action.stage, action.kind] for action in actions])
 
 
 def _of_orders(compute: Compute, times: Times) -> Times:
@@ -158,22 +156,47 @@ Positions = tuple[list[dict[int | None, int]], list[dict[int | None, int]]]
 
 
 def positions_of(compute: Compute, placement: Sequence[int]) -> Positions:
-    """The positions of F, and of B or I. Raises RequestError for an action that is not in place."""
+    """The positions of F, and of B or I.
+
+    Raises:
+        RequestError: an action is on another device than its stage or is not a compute action, or what it reads of its
+            own stage is computed after it, or not at all.
+    """
     outputs: list[dict[int | None, int]] = [{} for _ in placement]
     gradients: list[dict[int | None, int]] = [{} for _ in placement]
+    early: list[tuple[int, int]] = []
     for device, actions in enumerate(compute):
         for position, action in enumerate(actions):
-            kind, stage = action.kind, action.stage
-            if kind not in COMPUTE_KINDS and kind is not Kind.RECOMPUTE:
-                raise RequestError(f"{action} is in a compute order: it may hold only F, I, W and B; remove it")
+            kind, stage, microbatch = action.kind, action.stage, action.microbatch
             if not (stage < len(placement) and placement[stage] == device):
                 rule = f"is on device {placement[stage]}" if stage < len(placement) else "does not exist"
                 raise RequestError(f"{action} is in the order of device {device}, and its stage {rule}: move it")
             if kind is Kind.F:
-                outputs[stage][action.microbatch] = position
+                outputs[stage][microbatch] = position
+                continue
+            reads = outputs
+            if kind is Kind.W:
+                reads = gradients
             elif kind in BACKWARD_KINDS:
-                gradients[stage][action.microbatch] = position
+                gradients[stage][microbatch] = position
+            elif kind is not Kind.RECOMPUTE:
+                raise RequestError(f"{action} is in a compute order: it may hold only F, I, W and B; remove it")
+            if microbatch not in reads[stage]:
+                early.append((device, position))
+    for device, position in early[:1]:
+        action = compute[device][position]
+        source = (gradients if action.kind is Kind.W else outputs)[action.stage].get(action.microbatch)
+        if source is None:
+            _refuse_missing(action, device, action.stage, device, Kind.B if action.kind is Kind.W else Kind.F)
+        refuse_early(action, compute[device][source], "order")
     return outputs, gradients
+
+
+def _refuse_missing(action: Action, device: int, stage: int, where: int, kind: Kind) -> NoReturn:
+    raise RequestError(
+        f"{action} on device {device} reads {Action(stage, kind, action.microbatch)}, which no device computes: add it "
+        f"to device {where}"
+    )
 
 
 def read_inputs(
@@ -185,7 +208,7 @@ def read_inputs(
     hop_s: HopDelay,
     first: int = 0,
 ) -> None:
-    """Let every action wait for its inputs on other devices, as pure delays; those of its own device are before it.
+    """Let every action wait for its inputs from other stages, as pure delays where these are on other devices.
 
     Args:
         engine: whose items wait.
@@ -199,37 +222,23 @@ def read_inputs(
     Raises:
         RequestError: no device computes an input, or a later action of the same device does.
     """
-    forward: list[list[tuple[int, float]]] = [[] for _ in placement]
-    backward: list[list[tuple[int, float]]] = [[] for _ in placement]
-    for edge in edges:
-        src, dst = placement[edge.src], placement[edge.dst]
-        forward[edge.dst].append((edge.src, hop_delay(hop_s, src, dst, edge.bytes)))
-        if edge.gradient_bytes > 0:
-            backward[edge.src].append((edge.dst, hop_delay(hop_s, dst, src, edge.gradient_bytes)))
     outputs, gradients = positions
-    for device, actions in enumerate(compute):
-        for position, action in enumerate(actions):
-            kind, stage = action.kind, action.stage
-            if kind is Kind.F:
-                reads = [(outputs[source], source, delay_s) for source, delay_s in forward[stage]]
-            elif kind is Kind.W:
-                reads = [(gradients[stage], stage, 0.0)]
-            else:
-                reads = [(outputs[stage], stage, 0.0)]
-                if kind is not Kind.RECOMPUTE:
-                    reads += [(gradients[source], source, delay_s) for source, delay_s in backward[stage]]
-            for row, source, delay_s in reads:
-                issued, where = row.get(action.microbatch), placement[source]
-                if issued is None:
-                    wanted = Kind.F if row is outputs[source] else Kind.B
-                    raise RequestError(
-                        f"{action} on device {device} reads {Action(source, wanted, action.microbatch)}, which no "
-                        f"device computes: add it to device {where}"
-                    )
-                if where != device:
-                    engine.read(first + device, position, first + where, issued, delay_s)
-                elif issued > position:
-                    refuse_early(action, actions[issued], "order")
+
+    def read(found: list[dict[int | None, int]], source: int, reader: int, size: float, kind: Kind) -> None:
+        where, device, computed = placement[source], placement[reader], found[source]
+        pairs = [(position, computed.get(microbatch, -1)) for microbatch, position in found[reader].items()]
+        for position, issued in pairs:
+            if issued < 0:
+                _refuse_missing(compute[device][position], device, source, where, kind)
+            if where == device and issued > position:
+                refuse_early(compute[device][position], compute[device][issued], "order")
+        if where != device:
+            engine.read(first + device, first + where, pairs, hop_delay(hop_s, where, device, size))
+
+    for edge in edges:
+        read(outputs, edge.src, edge.dst, edge.bytes, Kind.F)
+        if edge.gradient_bytes > 0:
+            read(gradients, edge.dst, edge.src, edge.gradient_bytes, Kind.B)
 
 
 Numbers = dict[tuple[int, int, bool], int]

@@ -38,7 +38,7 @@ def check_structure(plan: Plan) -> list[str]:
     _check_prediction(plan)
     for device, actions in enumerate(plan.device_actions):
         for action in actions:
-            _check_action(plan, device, action)
+            _check_action(plan, plan.placement, device, action)
     _check_once(plan)
     warnings = [f"device {d} holds no stage and idles" for d in range(plan.devices) if not plan.stages_on(d)]
     for device in range(plan.devices):
@@ -207,19 +207,18 @@ def _check_reductions(plan: Plan, stage: int, cost: StageCosts) -> None:
             )
 
 
-def _check_action(plan: Plan, device: int, action: Action) -> None:
-    where = f"{action} in the order of device {device}"
+def _check_action(plan: Plan, placement: Sequence[int], device: int, action: Action) -> None:
     if action.kind not in COMPUTE_KINDS:
-        raise RequestError(f"{where} is not compute: an order holds F, B, I and W only; remove it")
-    if not 0 <= action.stage < len(plan.stages):
-        raise RequestError(f"{where} names no stage: they go from 0 to {len(plan.stages) - 1}; remove it")
-    if action.microbatch is None or not 0 <= action.microbatch < plan.microbatches:
-        raise RequestError(f"{where} names no microbatch: they go from 0 to {plan.microbatches - 1}; remove it")
-    if plan.placement[action.stage] != device:
-        raise RequestError(
-            f"{where} is on the wrong device: stage {action.stage} is on device {plan.placement[action.stage]}; "
-            "move it there"
-        )
+        rule = "is not compute: an order holds F, B, I and W only; remove it"
+    elif not 0 <= action.stage < len(placement):
+        rule = f"names no stage: they go from 0 to {len(placement) - 1}; remove it"
+    elif action.microbatch is None or not 0 <= action.microbatch < plan.microbatches:
+        rule = f"names no microbatch: they go from 0 to {plan.microbatches - 1}; remove it"
+    elif placement[action.stage] != device:
+        rule = f"is on the wrong device: stage {action.stage} is on device {placement[action.stage]}; move it there"
+    else:
+        return
+    raise RequestError(f"{action} in the order of device {device} {rule}")
 
 
 def _check_once(plan: Plan) -> None:
