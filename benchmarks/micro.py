@@ -35,9 +35,8 @@ from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.lowering.lowering import lower
 from panpipe.core.plan.plan import Plan, Stage
-from panpipe.core.schedules.construction.decode import decode
 from panpipe.core.schedules.construction.initial_keys import patterns
-from panpipe.core.schedules.construction.instance import instance
+from panpipe.core.schedules.construction.list_scheduler import instance
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search.annealing.walk import start_walk
@@ -104,13 +103,11 @@ def test_compiled_evaluation_with_memory(benchmark: Any) -> None:
 
 
 def test_list_scheduler(benchmark: Any) -> None:
-    state = next(patterns(instance(ScheduleProblem(DEVICES, MICROBATCHES), tuple(range(DEVICES)))))
-    state.fused[:] = True
-    orders, counts = np.zeros((DEVICES, 3 * MICROBATCHES), dtype=np.int64), np.zeros(DEVICES, dtype=np.int64)
-    given = state.task.scheduler_input(state.fused)
-    decode(given, state.priorities, orders, counts)
+    task = instance(ScheduleProblem(DEVICES, MICROBATCHES), tuple(range(DEVICES)))
+    whole = next(patterns(task))._replace(fused=np.ones(DEVICES, dtype=np.bool_))
+    task.listed(whole)
     benchmark.extra_info["actions"] = ACTIONS
-    benchmark(decode, given, state.priorities, orders, counts)
+    benchmark(task.listed, whole)
 
 
 def test_paths_between_nodes_and_to_hosts(benchmark: Benchmark) -> None:

@@ -11,7 +11,7 @@ from ..errors import RequestError
 from ..plan.memory_policy import Storage
 from ..plan.plan import Plan
 from ..timing.coding import INFINITY
-from ..timing.orders import evaluate, latest_times
+from ..timing.orders import latest_times
 from .choice import Offloadable, Picks, choose_offload, everything, of_stages
 from .host_links import HostLinks, host_links
 from .request import OffloadRequest, check_offload_request
@@ -35,13 +35,9 @@ def offloadable(
     """
     machine = plan.mesh.arrange(cluster)
     recompute = plan.memory.recompute
-    result = evaluate(
+    times = latest_times(
         plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=machine.transfer_s, recompute=recompute
     )
-    times = latest_times(
-        plan.device_actions, plan.placement, costs, result, edges=plan.edges, hop_s=machine.transfer_s,
-        recompute=recompute,
-    )  # fmt: skip
     return Offloadable(
         plan.device_actions, times, costs, storages, links or host_links(plan, machine), recompute,
         plan.memory.host_copy_queues, _host_limits(plan, machine),

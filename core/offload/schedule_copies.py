@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from ..actions import Action
-from ..costs.costs import StageCosts, StageEdge
+from ..costs.costs import StageCosts
 from ..plan.memory_policy import StageOffload, Storage, TimedCopy
-from ..timing.orders import evaluate, latest_times
+from ..timing.orders import latest_times
 from .choice import Offloadable, choose_offload, of_stages
 from .host_links import HostLink, HostLinks, same_links, timed_copies
 
@@ -43,10 +43,8 @@ def schedule_offload(
         offload: stages with the share of their saved tensors that is offloaded.
         copy_s_per_byte: time of a copy in either direction, per byte.
     """
-    edges = [StageEdge(stage, stage + 1, 1, 1) for stage in range(len(placement) - 1)]
-    result = evaluate(orders, placement, costs, edges=edges, hop_s=hop_s)
     storages = [(Storage("saved tensors", round(cost.saved_bytes)),) for cost in costs]
-    latest = latest_times(orders, placement, costs, result, edges=edges, hop_s=hop_s)
+    latest = latest_times(orders, placement, costs, hop_s=hop_s)
     task = Offloadable(orders, latest, costs, storages, _links(len(orders), copy_s_per_byte))
     return choose_offload(task, of_stages(dict(offload)))
 

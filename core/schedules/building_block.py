@@ -14,20 +14,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from ..actions import Action, Kind
 from ..documents import read_document
 from ..errors import RequestError
 from ..files.limits import check_count
-from .construction.fill import fill_weights
-from .construction.polish import polish
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
-from .scored import ROUNDING, time_of
+from .scored import ROUNDING
 
 if TYPE_CHECKING:
     from ..timing.coding import Floats
-    from .construction.instance import Instance
+    from .construction.list_scheduler import Instance
 
 FORMAT = "panpipe.block/1"
 WEIGHT_DELAYS = (1.0, 3.3)
@@ -191,67 +188,45 @@ def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: S
         blocks: variants of one block, on one placement; the first is the block itself.
         held: per device, the (stage, microbatch) pairs that it may hold.
     """
-    placement, count = blocks[0].placement, problem.microbatches
-    candidates = [_reordered(problem, name, blocks, held)]
-    block = blocks[0]
-    if not block.weight and not block.whole_backward:
-        rows = [_row(block, device, count) for device in range(block.devices)]
-        candidates.append(Schedule(name, placement, count, fill_weights(problem, placement, rows, held)))
-    best = min(candidates, key=lambda found: time_of(problem, found)) if len(candidates) > 1 else candidates[0]
-    return polish(problem, best)
-
-
-def _row(block: Block, device: int, count: int) -> list[Action]:
-    """F and I of one device, by slot."""
-    due = sorted(
-        (slots[stage] + block.period * microbatch, stage, Action(stage, kind, microbatch))
-        for stage, where in enumerate(block.placement)
-        if where == device
-        for kind, slots in ((Kind.F, block.forward), (Kind.I, block.input))
-        for microbatch in range(count)
-    )
-    return [action for _, _, action in due]
-
-
-def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: Sequence[int]) -> Schedule:
-    """The fastest list schedule with slots as priorities."""
     import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
 
     from ..timing.coding import INFINITY
-    from .construction.decode import TAIL, Priorities, decode
-    from .construction.instance import instance
+    from .construction.list_scheduler import TAIL, Listed, Priorities, instance
+    from .construction.polish import polish
 
     task = instance(problem, blocks[0].placement)
     # In bytes: the memory of the block, and the mean of a device's stages for each pair by which ``held`` differs.
     share = np.array([task.need[own].mean() for own in task.stages_on])
     most = np.array(blocks[0].weighed(task.need.tolist())) + (np.array(held) - np.array(blocks[0].held())) * share
     limits = np.maximum(most, [task.need[own].sum() for own in task.stages_on]) * (1 + ROUNDING)
+    task = evolve(task, limits=limits)
     fused = np.full(len(task.placement), blocks[0].whole_backward)
-    given = task.scheduler_input(fused)._replace(need=task.need, limits=limits)
-    orders = np.zeros((problem.devices, 3 * problem.chunks * problem.microbatches), dtype=np.int64)
-    lengths = np.zeros(problem.devices, dtype=np.int64)
-    best: tuple[tuple[float, float], Schedule] | None = None
+    best: Listed | None = None
 
-    def run(priority: "tuple[Block, Floats, Floats]", slack: float, patience: tuple[float, ...]) -> tuple[float, float]:
+    def run(
+        priority: "tuple[Block, Floats, Floats]", slack: float, patience: tuple[float, ...], strict: bool
+    ) -> tuple[float, float]:
         nonlocal best
         block, keys, life = priority
         caps = np.maximum(1, (life + slack) // block.period + 1).astype(np.int64)
-        stop = INFINITY if best is None else best[0][0] * (1 + TAIL)
-        value = decode(given, Priorities(keys, np.array(patience), caps), orders, lengths, stop)
-        if best is None or value < best[0]:
-            best = value, task.schedule(name, orders, lengths)
-        return value
+        if strict:
+            caps[:] = problem.microbatches
+        stop = INFINITY if best is None else best.value[0] * (1 + TAIL)
+        found = task.listed(Priorities(keys, np.array(patience), caps, fused, strict), stop)
+        if best is None or found.value < best.value:
+            best = found
+        return found.value
 
     priorities = [
         (block, *_priorities(block, task, in_time, delay))
         for block, in_time, delay in itertools.product(blocks, (False, True), WEIGHT_DELAYS)
     ]
-    ways = list(itertools.product(SLACK, PATIENCE))
+    ways = [*itertools.product(SLACK, PATIENCE, (False,)), (0.0, (0.0, 0.0, 1.0), True)]
     for priority in sorted(priorities, key=lambda priority: run(priority, *ways[0]))[:SECOND_ROUND]:
-        for slack, patience in ways[1:]:
-            run(priority, slack, patience)
+        for way in ways[1:]:
+            run(priority, *way)
     assert best is not None
-    return best[1]
+    return polish(problem, task.schedule(name, best.orders, best.lengths))
 
 
 def _priorities(block: Block, task: "Instance", in_time: bool, delay: float) -> "tuple[Floats, Floats]":

@@ -13,12 +13,14 @@ W fills the remaining idle time. Microbatches that do not exist are omitted.
 
 from collections.abc import Iterator
 
+from attrs import evolve
+
 from ..actions import Action, Kind
 from ..errors import RequestError
-from .construction.fill import fill_weights
+from ..timing.coding import FORWARD, INPUT, WEIGHT
 from .construction.order import existing
 from .problem import Schedule, ScheduleFamily, ScheduleProblem, folded_placement
-from .scored import time_of
+from .scored import ROUNDING, time_of
 
 OVERLAPPING = 0.6
 """Share of a W's time that must be idle for W to run there."""
@@ -34,15 +36,27 @@ def zb_v(problem: ScheduleProblem) -> Schedule:
         raise RequestError(
             f"chunks is {problem.chunks}: zb-v folds the model once, so each device has 2 stages; give 2"
         )
+    import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
+
+    from .construction.list_scheduler import Priorities, instance
+
     p, count = problem.devices, problem.microbatches
-    placement = folded_placement(p, 2)
-    rows = [existing(_row(p, device, count), count) for device in range(p)]
+    task = instance(problem, folded_placement(p, 2))
+    limits = p * task.need[task.stages_on].sum(axis=1) * (1 + ROUNDING)
+    task = evolve(task, limits=limits)
+    keys = np.full((3, 2 * p, count), 6.0 * p * count)  # of W: when nothing else can run
+    for device in range(p):
+        for place, action in enumerate(existing(_row(p, device, count), count)):
+            keys[FORWARD if action.kind is Kind.F else INPUT, action.stage, action.microbatch] = place
+    whole, caps = np.zeros(2 * p, dtype=np.bool_), np.full(2 * p, count)
     # No device waits for the last actions of the first device, and it starts first: a W that overlaps there a little
     # may shorten the longest stage span.
-    found = [
-        Schedule("zb-v", placement, count, fill_weights(problem, placement, rows, [2 * p] * p, first_fits=share))
-        for share in (1.0, OVERLAPPING)
-    ]
+    found = []
+    for share in (1.0, OVERLAPPING):
+        patience = np.zeros((3, p))
+        patience[WEIGHT] = [share] + [1.0] * (p - 1)
+        listed = task.listed(Priorities(keys, patience, caps, whole, strict=True))
+        found.append(task.schedule("zb-v", *listed[1:]))
     return min(found, key=lambda schedule: time_of(problem, schedule))
 
 

@@ -10,12 +10,14 @@ each W some microbatches after its I::
     ZB-H2   2(p − d) − 1      2d                2p − 1
 
 The automatic ZB-1p and ZB-2p take the costs and a memory limit (by default p or 2p microbatches) and keep the best of
-several greedy list schedules: the shortest stage span, as in the paper, then the shortest makespan. Those with a longer
-span or makespan than ZB-H1 (for ZB-2p: ZB-H2) are discarded if that one, which is also a candidate, fits in the limit.
+several list schedules: a free device runs an available I; else F; and W where it would idle, or its next F does not
+fit. The best has the shortest stage span, as in the paper, then the shortest makespan. Those with a longer span or
+makespan than ZB-H1 (for ZB-2p: ZB-H2) are discarded if that one, which is also a candidate, fits in the limit.
 """
 
 import itertools
 from collections.abc import Iterator
+from math import inf
 
 from attrs import evolve
 
@@ -25,9 +27,9 @@ from .construction.order import grouped, merge
 from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem, looped_placement
 from .scored import ROUNDING, costs_of, score
 
-_OVERRUNS = (0.0, 0.5, 0.8, 1.1)
-_SQUEEZES = (0.0, 0.02, 1.0)
-"""The values tried; see `greedy`."""
+PATIENCE = tuple(itertools.product((1.0, 0.5, 0.2, 0.0), (0.0,), (1.0, 0.98, 0.0)))
+"""How long a device waits for an I before it runs F, and for an F or I before it runs W: see `decode`. The paper has
+switches for the same."""
 
 
 def zb_h1(problem: ScheduleProblem) -> Schedule:
@@ -98,24 +100,27 @@ def _delay_weights(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
 
 
 def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder) -> Schedule:
-    # Imported here: compiled code takes longer to load than most schedules to build.
-    from .construction.greedy import Greedy
+    import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
+
+    from .construction.list_scheduler import Priorities, instance
 
     _one_stage(problem, name)
-    placement, limits = looped_placement(problem.devices, 1), _limits(problem, usual)
+    devices, count = problem.devices, problem.microbatches
+    limits = np.array(_limits(problem, usual)) * (1 + ROUNDING)
+    task = evolve(instance(problem, looped_placement(devices, 1)), limits=limits)
     known = score(problem, evolve(by_hand(problem), name=name))
-    best: tuple[tuple[float, float], Schedule] | None = None
-    most = float("inf"), float("inf")
-    if all(peak <= limit * (1 + ROUNDING) for peak, limit in zip(known.result.peak_memory, limits, strict=True)):
-        best = (known.result.stage_span, known.result.makespan), known.schedule
-        most = best[0][0] * (1 + ROUNDING), best[0][1] * (1 + ROUNDING)
-    greedy = Greedy(problem, limits)
-    for way in itertools.product(_OVERRUNS, _SQUEEZES):
-        value = greedy.build(*way)
-        if value[0] <= most[0] and value[1] <= most[1] and (best is None or value < best[0]):
-            best = value, greedy.schedule(name, placement)
-    assert best is not None
-    return best[1]
+    fits = all(peak <= limit for peak, limit in zip(known.result.peak_memory, limits, strict=True))
+    found = [known] if fits else []
+    turn = np.arange(count, dtype=float)
+    keys = np.stack([np.tile(turn + order * count, (devices, 1)) for order in (1, 0, 2)])  # I, then F, then W
+    for patience in PATIENCE:
+        whole = np.zeros(devices, dtype=np.bool_)
+        listed = task.listed(Priorities(keys, np.array(patience), np.full(devices, count), whole, greedy=True))
+        found.append(score(problem, task.schedule(name, *listed[1:])))
+    times = [(one.result.stage_span, one.result.makespan) for one in found]
+    most = [inf, inf] if not fits else [time * (1 + ROUNDING) for time in times[0]]
+    ranked = sorted(range(len(found)), key=lambda at: (times[at][0] > most[0] or times[at][1] > most[1], times[at]))
+    return found[ranked[0]].schedule
 
 
 def _limits(problem: ScheduleProblem, usual: int) -> list[float]:

@@ -194,6 +194,29 @@ class Engine:
             return False
         return all(self._missing(task) is None for task in range(len(self.task_ends)))
 
+    def latest(self) -> tuple[list[list[float]], list[list[float]]]:
+        """The latest starts and ends of compute items with which no device ends later, after a run without tasks."""
+        readers: list[dict[int, list[tuple[int, int, float]]]] = [{} for _ in self._compute]
+        for device, row in enumerate(self._reads):
+            for position, reads in enumerate(row):
+                for source, issued, delay_s in reads:
+                    readers[source].setdefault(issued, []).append((device, position, delay_s))
+        starts, ends = [list(own) for own in self.starts], [list(own) for own in self.ends]
+        left, before = [len(own) for own in ends], -1
+        while sum(left) != before:
+            before = sum(left)
+            for device, own in enumerate(readers):
+                while left[device]:
+                    at = left[device] - 1
+                    after = own.get(at, ())
+                    if any(left[reader] > position for reader, position, _ in after):
+                        break
+                    end = ends[device][at] if at + 1 == len(ends[device]) else starts[device][at + 1]
+                    end = min([end, *(starts[reader][position] - delay_s for reader, position, delay_s in after)])
+                    starts[device][at], ends[device][at] = end - (ends[device][at] - starts[device][at]), end
+                    left[device] = at
+        return starts, ends
+
     def cycle(self) -> list[str]:
         """The waits of a step that does not run to its end: from a blocked device to the one that it waits for, until
         one recurs."""

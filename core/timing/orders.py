@@ -93,18 +93,9 @@ def evaluate(
         RequestError: an action is on another device than its stage, is not a compute action, has an input that no
             device computes, or the orders deadlock (the message shows the cycle).
     """
-    if len(placement) != len(costs):
-        raise RequestError(f"{len(placement)} stages are placed and {len(costs)} have costs: give one cost for each")
-    if edges is None:
-        edges = [StageEdge(stage, stage + 1, 1, 1) for stage in range(len(placement) - 1)]
     again = frozenset(recompute)
-    compute = [with_recompute(actions, again) if again else actions for actions in device_actions]
     tasks, task_s, numbers = _copy_tasks(device_actions, copies, host_queues)
-    positions = positions_of(compute, placement)
-    engine = Engine(compute, compute_times(compute, costs), tasks, task_s)
-    read_inputs(engine, compute, placement, positions, edges, hop_s)
-    if not engine.run():
-        refuse_cycle(engine.cycle(), "order")
+    engine, compute = _run(device_actions, placement, costs, edges, hop_s, again, tasks, task_s)
     starts, ends = tuple(map(tuple, engine.starts)), tuple(map(tuple, engine.ends))
     if again:
         starts, ends = _of_orders(compute, starts), _of_orders(compute, ends)
@@ -134,6 +125,30 @@ def evaluate(
     )
 
 
+def _run(
+    device_actions: Sequence[Sequence[Action]],
+    placement: Sequence[int],
+    costs: Sequence[StageCosts],
+    edges: Sequence[StageEdge] | None,
+    hop_s: HopDelay,
+    again: frozenset[int],
+    tasks: Sequence[Task] = (),
+    task_s: Sequence[float] = (),
+) -> tuple[Engine, Compute]:
+    """The engine after its run of these orders, and its compute items."""
+    if len(placement) != len(costs):
+        raise RequestError(f"{len(placement)} stages are placed and {len(costs)} have costs: give one cost for each")
+    if edges is None:
+        edges = [StageEdge(stage, stage + 1, 1, 1) for stage in range(len(placement) - 1)]
+    compute = [with_recompute(actions, again) if again else actions for actions in device_actions]
+    positions = positions_of(compute, placement)
+    engine = Engine(compute, compute_times(compute, costs), tasks, task_s)
+    read_inputs(engine, compute, placement, positions, edges, hop_s)
+    if not engine.run():
+        refuse_cycle(engine.cycle(), "order")
+    return engine, compute
+
+
 def busy_s(actions: Sequence[Action], costs: Sequence[StageCosts], recompute: Iterable[int] = ()) -> float:
     """Seconds in which a device computes the actions of its order, recomputing included."""
     again, known = frozenset(recompute), dict[tuple[int, Kind], float]()
@@ -143,7 +158,7 @@ def busy_s(actions: Sequence[Action], costs: Sequence[StageCosts], recompute: It
     return sum([known[action.stage, action.kind] for action in actions])
 
 
-def _of_orders(compute: Compute, times: Times) -> Times:
+def _of_orders(compute: Compute, times: Sequence[Sequence[float]]) -> Times:
     """The times of the actions that compute orders hold."""
     return tuple(
         tuple(time for action, time in zip(actions, row, strict=True) if action.kind is not Kind.RECOMPUTE)
@@ -284,55 +299,16 @@ def hop_delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:
     return hop_s(source, target, size) if callable(hop_s) else hop_s
 
 
-_Key = tuple[bool, int, int | None]
-"""(whether it is an F, stage, microbatch) of an F, B or I: what other actions read."""
-
-
 def latest_times(
     device_actions: Sequence[Sequence[Action]],
     placement: Sequence[int],
     costs: Sequence[StageCosts],
-    result: Evaluation,
     *,
-    edges: Sequence[StageEdge],
+    edges: Sequence[StageEdge] | None = None,
     hop_s: HopDelay = 0.0,
-    recompute: Sequence[int] = (),
+    recompute: Iterable[int] = (),
 ) -> tuple[Times, Times]:
-    """The latest times; arguments as in ``evaluate``, with its result for these orders.
-
-    The start of an action that recomputes first is that of its B or I, as in ``evaluate``.
-    """
-    forward_to: list[list[tuple[int, float]]] = [[] for _ in costs]
-    gradient_to: list[list[tuple[int, float]]] = [[] for _ in costs]
-    for edge in edges:
-        forward_to[edge.src].append((edge.dst, hop_delay(hop_s, placement[edge.src], placement[edge.dst], edge.bytes)))
-        if edge.gradient_bytes > 0:
-            delay = hop_delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
-            gradient_to[edge.dst].append((edge.src, delay))
-    latest: dict[_Key, float] = {}  # start of F, B and I
-    starts = [list(row) for row in result.starts]
-    ends = [list(row) for row in result.ends]
-    free = [row[-1] if row else 0.0 for row in ends]  # the latest end of the next action, read from the end
-    left = [len(order) for order in device_actions]
-    progressed = True
-    while progressed:
-        progressed = False
-        for device, order in enumerate(device_actions):
-            while left[device]:
-                action = order[left[device] - 1]
-                end = free[device]
-                if action.kind is not Kind.W:
-                    targets = (forward_to if action.kind is Kind.F else gradient_to)[action.stage]
-                    keys = [((action.kind is Kind.F, stage, action.microbatch), delay) for stage, delay in targets]
-                    if any(key not in latest for key, _ in keys):
-                        break
-                    end = min([end, *(latest[key] - delay for key, delay in keys)])
-                left[device] -= 1
-                at, progressed = left[device], True
-                starts[device][at], ends[device][at] = end - (ends[device][at] - starts[device][at]), end
-                free[device] = starts[device][at]
-                if action.kind is not Kind.W:
-                    latest[action.kind is Kind.F, action.stage, action.microbatch] = starts[device][at]
-                if action.stage in recompute and action.kind in BACKWARD_KINDS:
-                    free[device] -= costs[action.stage].second_forward_s
-    return tuple(map(tuple, starts)), tuple(map(tuple, ends))
+    """The latest starts and ends of all actions; arguments as in ``evaluate``."""
+    engine, compute = _run(device_actions, placement, costs, edges, hop_s, frozenset(recompute))
+    starts, ends = engine.latest()
+    return _of_orders(compute, starts), _of_orders(compute, ends)

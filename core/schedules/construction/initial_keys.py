@@ -4,13 +4,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from attrs import define
 
 from ...errors import InfeasibleError
 from ...timing.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
 from ..problem import ScheduleProblem, folded_placement, hooked_placement, looped_placement
-from .decode import Priorities
-from .instance import Instance, instance
+from .list_scheduler import Instance, Priorities, instance
 
 W_DELAYS = (0.0, 1.0, 8.0)
 """How long after its I a W is due, in times of one microbatch: at once, soon, or only when the device is idle."""
@@ -23,21 +21,6 @@ FOLDED_PACES = tuple(itertools.product((1.0, 2.0, 3.0), repeat=4))
 """The same on a folded placement, with four separate offsets (F and I, even and odd chunks), as in a building block."""
 
 
-@define(eq=False)
-class KeyState:
-    """An instance with the priorities that ``decode`` turns into an order.
-
-    Args:
-        task: the instance.
-        priorities: of the list scheduler.
-        fused: whether a stage runs I and W as B, (stages).
-    """
-
-    task: Instance
-    priorities: Priorities
-    fused: "np.ndarray"
-
-
 def placements(devices: int, chunks: int) -> Iterator[tuple[int, ...]]:
     """The looped placement, and, if they exist for this size, the folded and the hooked one."""
     yield looped_placement(devices, chunks)
@@ -47,7 +30,7 @@ def placements(devices: int, chunks: int) -> Iterator[tuple[int, ...]]:
         yield hooked_placement(devices)
 
 
-def patterns(task: Instance, most: int | None = None) -> Iterator[KeyState]:
+def patterns(task: Instance, most: int | None = None) -> Iterator[Priorities]:
     """Keys that repeat with the busiest device's time per microbatch, at several paces.
 
     Stages share a device's memory in proportion to how long each holds a microbatch.
@@ -72,7 +55,7 @@ def patterns(task: Instance, most: int | None = None) -> Iterator[KeyState]:
         forward, back = _due_times(task, period, pace)
         caps = _caps(task, fused, back[:, 0] - forward[:, 0] + period, rounding)
         keys = np.stack([forward, back, back + delay * period])
-        yield KeyState(task, Priorities(keys, np.full(3, 0.5), caps), fused.copy())
+        yield Priorities(keys, np.full(3, 0.5), caps, fused.copy())
 
 
 def _paces(task: Instance, limited: bool) -> list[tuple[float, ...] | int]:

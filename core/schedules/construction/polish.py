@@ -1,9 +1,24 @@
-"""Improving a published order for costs other than the equal ones of its paper."""
+"""Improving a published order for costs other than the equal ones of its paper, by moves of single actions.
 
+A list scheduler never leaves a device idle for an action that is not about to become available. Some of the best orders
+do: with little memory it can pay to delay a forward. A move shifts one action of a device, mostly one on the longest
+path. It is legal if a stage still runs its microbatches in order, with F before I before W, and if the device holds no
+more than before. The longest path gives the time and detects deadlocks.
+"""
+
+from typing import Any
+
+import numpy as np
 from attrs import evolve
 
+from ...actions import Kind
+from ...numba_cache import is_interpreted, njit
+from ...timing.coding import INFINITY, encode
+from ...timing.compiled import count_whole, peak, run, work_of
 from ..problem import Schedule, ScheduleProblem
 from ..scored import ROUNDING, costs_of, score
+from .list_scheduler import TAIL, instance
+from .shifts import critical, draw_shift, metropolis, shift
 
 MOVES = 20_000
 """Moves tried of each kind of walk."""
@@ -30,22 +45,87 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
     costs = costs_of(problem)
     times = {t for cost in costs for t in (cost.forward_s, cost.backward_input_s, cost.backward_weight_s)}
     moves = min(MOVES, EFFORT // max(sum(map(len, schedule.device_actions)), 1))
-    if (len(times) == 1 and not problem.hop_s) or moves < LEAST_MOVES:
-        return schedule
-    import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
-
-    from ...numba_cache import is_interpreted
-    from .instance import codes_of, instance
-    from .local import improve
-
-    if is_interpreted():
+    if (len(times) == 1 and not problem.hop_s) or moves < LEAST_MOVES or is_interpreted():
         return schedule
     before = score(problem, schedule).result
     task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + ROUNDING))
+    # In a stage with split and unsplit backwards all are split: each B becomes I followed by W.
+    split = {action.stage for order in schedule.device_actions for action in order if action.kind is Kind.I}
     best, least, scratch = schedule, before.makespan, task.scratch()
     for temperature in TEMPERATURES if moves >= MOVES_FOR_ANNEALING else TEMPERATURES[:1]:
-        orders, lengths = codes_of(schedule)
+        orders, lengths = encode(schedule.device_actions, schedule.microbatches, split=split)
         makespan = improve(0, moves, temperature, *task.for_orders(), orders, lengths, scratch)
         if makespan < least:
             best, least = task.schedule(schedule.name, orders, lengths), makespan
     return best
+
+
+@njit(inline="always")
+def _value(makespan: float, scratch: Any) -> float:
+    """Makespan + ``TAIL`` · mean end; infinite if the order is invalid."""
+    return makespan + TAIL * scratch.free.mean() if 0 <= makespan < INFINITY else INFINITY
+
+
+@njit()
+def improve(
+    seed: int,
+    moves: int,
+    temperature: float,
+    count: int,
+    placement: Any,
+    costs: Any,
+    limits: Any,
+    orders: Any,
+    lengths: Any,
+    scratch: Any,
+) -> float:
+    """Improve ``orders`` in place by simulated annealing.
+
+    Args:
+        seed: of the random numbers.
+        moves: how many to try.
+        temperature: the initial temperature as a share of the makespan; it falls to 0.
+        count: microbatches.
+        placement: device of every stage.
+        costs: ``compiled.StageArrays``.
+        limits: bytes that each device may hold.
+        orders, lengths, scratch: as in ``compiled.run``.
+
+    Returns:
+        The makespan of the best order (with the smallest mean end among equals). Infinite if the given order exceeds a
+        limit: moves keep each other device as it is.
+    """
+    for d in range(orders.shape[0]):
+        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] > limits[d]:
+            return INFINITY
+    np.random.seed(seed)
+    whole, work = np.empty(placement.shape[0], dtype=np.int64), np.empty(orders.shape[0])
+    count_whole(orders, lengths, scratch.stage_of, whole)
+    work_of(count, placement, costs, whole, work)
+    found = np.empty((lengths.sum(), 2), dtype=np.int64)
+    span = run(orders, lengths, count, placement, costs, work, INFINITY, scratch)
+    value = _value(span, scratch)
+    number = critical(orders, lengths, placement, scratch, found)
+    best, best_span, best_orders = value, span, orders.copy()
+    row = np.empty(orders.shape[1], dtype=np.int64)
+    for tried in range(1, moves + 1):
+        d, start, goal = draw_shift(lengths, found, number)
+        row[:] = orders[d]
+        if shift(orders[d], start, goal, scratch.stage_of) == start:
+            continue
+        left = 1 - tried / moves
+        threshold = metropolis(value, temperature * best * left * left) * (1 + 1e-12)
+        new = INFINITY
+        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] <= limits[d]:
+            span = run(orders, lengths, count, placement, costs, work, threshold, scratch)
+            new = _value(span, scratch)
+        if new > threshold:
+            orders[d] = row
+            continue
+        value = new
+        number = critical(orders, lengths, placement, scratch, found)
+        if value < best:
+            best, best_span = value, span
+            best_orders[:] = orders
+    orders[:] = best_orders
+    return best_span

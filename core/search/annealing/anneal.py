@@ -1,9 +1,9 @@
 """Simulated annealing of cuts and orders together: one compiled loop, deterministic for its seed.
 
-A move shifts one action of a device's order (as in `schedules/construction/local`: mostly an action on the longest
-path), splits a B or joins an I with its W, moves cuts by some operators, or switches the recomputation of a stage. Each
-move is evaluated with the real costs: the time of the step with every edge, and every device's memory. Alternating the
-kinds of moves finds plans that neither a partition for a given schedule nor a schedule for a given partition contains.
+A move shifts one action of a device's order (`schedules/construction/shifts`: mostly one on the longest path), splits a
+B or joins an I with its W, moves cuts by some operators, or switches the recomputation of a stage. Each move is
+evaluated with the real costs: the time of the step with every edge, and every device's memory. Alternating the kinds of
+moves finds plans that neither a partition for a given schedule nor a schedule for a given partition contains.
 
 The objective adds a penalty for bytes above a limit. It is larger than any gain of time, so that the memory is brought
 within the limits first.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...numba_cache import njit
-from ...schedules.construction.decode import TAIL
+from ...schedules.construction.list_scheduler import TAIL
 from ...schedules.construction.shifts import critical, metropolis
 from ...timing.coding import INFINITY
 from ...timing.compiled import count_whole, peak, run, work_of

@@ -2,7 +2,7 @@
 
 List-scheduled orders are better starts if published orders need too much memory, or assume stages of equal cost. A
 device runs the available action that is due first in a periodic pattern, and starts none that it could not finish
-within its memory (`schedules/construction/decode`). If one microbatch at a time fits, such an order exists.
+within its memory (`schedules/construction/list_scheduler`). If one microbatch at a time fits, such an order exists.
 
 Starts have even cuts: stages of equal work, or devices of equal work, whose own stages may be uneven. The work of each
 device is much cheaper to compute than a step of thousands of actions, so cuts are first moved by that work alone.
@@ -17,9 +17,8 @@ from attrs import frozen
 from ...costs.partition import Cuts
 from ...numba_cache import njit
 from ...policies.recompute import Recompute, recomputed_stages
-from ...schedules.construction.decode import DECODING, decode
 from ...schedules.construction.initial_keys import patterns, placements
-from ...schedules.construction.instance import Instance
+from ...schedules.construction.list_scheduler import DECODING, Instance
 from ...schedules.meaning import LISTED
 from ...schedules.problem import Schedule, ScheduleProblem
 from ...timing.coding import BOTH, INFINITY, INPUT, WEIGHT, Floats, Integers
@@ -283,15 +282,9 @@ class _Stages:
         task = self._instance(cuts)
         if np.any(task.saved[task.stages_on].sum(axis=1) > task.limits):
             return
-        count = self._setting.microbatches
-        found: list[tuple[float, int, Integers, Integers]] = []
-        for number, state in enumerate(patterns(task, orders)):
-            coded = np.zeros((self._setting.devices, 3 * task.stages_on.shape[1] * count), dtype=np.int64)
-            lengths = np.zeros(self._setting.devices, dtype=np.int64)
-            value, _ = decode(task.scheduler_input(state.fused), state.priorities, coded, lengths)
-            found.append((value, number, coded, lengths))
-        for _, _, coded, lengths in sorted(found, key=lambda each: each[:2])[:KEPT]:
-            yield ListScheduled(task.schedule(LISTED, coded, lengths), cuts, self._recompute)
+        found = sorted(map(task.listed, patterns(task, orders)), key=lambda listed: listed.value[0])
+        for listed in found[:KEPT]:
+            yield ListScheduled(task.schedule(LISTED, *listed[1:]), cuts, self._recompute)
 
     def _instance(self, cuts: Cuts) -> Instance:
         """The input of the list scheduler, which has no messages that skip stages; later moves consider them."""

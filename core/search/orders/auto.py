@@ -14,13 +14,12 @@ from ...cluster.cluster import fully_connected
 from ...costs.costs import StageCosts, StageEdge
 from ...costs.graph import OpGraph, OpNode
 from ...errors import RequestError
-from ...schedules.construction.decode import decode
 from ...schedules.construction.initial_keys import instances_that_fit, patterns
-from ...schedules.construction.instance import Instance
+from ...schedules.construction.list_scheduler import Instance
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resident
 from ...schedules.scored import ROUNDING, Scored, costs_of, exceeds, score
 from ...schedules.tradeoff import fastest, named_schedules
-from ...timing.coding import FORWARD, INFINITY, INPUT, WEIGHT, Floats, Integers
+from ...timing.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
 from ..annealing.search import search
 from ..annealing.walk import Walk
 from ..problem.candidate import Candidate
@@ -117,11 +116,8 @@ def _walk(state: PeriodicState, setting: Setting) -> Walk:
 
 def _listed(task: Instance, name: str) -> Scored:
     """A list-scheduled order, which exists if one microbatch at a time fits."""
-    state = next(patterns(task))
-    orders = np.zeros((task.problem.devices, 3 * task.stages_on.shape[1] * task.problem.microbatches), dtype=np.int64)
-    lengths = np.zeros(task.problem.devices, dtype=np.int64)
-    decode(task.scheduler_input(state.fused), state.priorities, orders, lengths, INFINITY)
-    return score(task.problem, task.schedule(name, orders, lengths))
+    listed = task.listed(next(patterns(task)))
+    return score(task.problem, task.schedule(name, *listed[1:]))
 
 
 def lower_bound(task: Instance) -> float:

@@ -18,8 +18,7 @@ import numpy as np
 from attrs import define
 
 from ...numba_cache import njit
-from ...schedules.construction.decode import TAIL
-from ...schedules.construction.instance import Instance
+from ...schedules.construction.list_scheduler import TAIL, Instance
 from ...schedules.construction.shifts import critical, metropolis
 from ...timing.coding import FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
 from ...timing.compiled import peak, run, work_of

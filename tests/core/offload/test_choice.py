@@ -1,7 +1,7 @@
 """Which storages leave: longest stay first, as little as the limit needs, as much as the link carries."""
 
 import pytest
-from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.offload.choice import Offloadable, choose_offload, everything, of_stages, within
 from panpipe.core.offload.host_links import HostLink, HostLinks, same_links, timed_copies
 from panpipe.core.plan.memory_policy import Storage
@@ -16,11 +16,9 @@ def task(name="interleaved-1f1b", devices=4, count=8, chunks=2, k=1.0, links=Non
     schedule = find_family(name).build(ScheduleProblem(devices, count, chunks))
     size = sum(storage.bytes for storage in storages)
     costs = [StageCosts(1, 1, 1, saved_bytes=size)] * (devices * chunks)
-    edges = [StageEdge(stage, stage + 1, 1, 1) for stage in range(len(costs) - 1)]
-    result = evaluate(schedule.device_actions, schedule.placement, costs, edges=edges)
     rate = 2 * size / (3 * k)
     links = links or same_links(devices, HostLink(rate, rate))
-    times = latest_times(schedule.device_actions, schedule.placement, costs, result, edges=edges)
+    times = latest_times(schedule.device_actions, schedule.placement, costs)
     return schedule, Offloadable(schedule.device_actions, times, costs, [storages] * len(costs), links, **more)
 
 

@@ -8,7 +8,7 @@ from panpipe.core.actions import Kind
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import InfeasibleError
 from panpipe.core.schedules.construction.initial_keys import patterns, placements
-from panpipe.core.schedules.construction.instance import instance
+from panpipe.core.schedules.construction.list_scheduler import instance
 from panpipe.core.schedules.problem import ScheduleProblem, folded_placement
 from panpipe.core.schedules.registry import resident_families
 from panpipe.core.schedules.scored import Scored, exceeds
@@ -146,7 +146,7 @@ def test_patterns_allow_at_least_one_microbatch_per_stage():
     task = instance(uniform(4, 8, 2, memory=2), folded_placement(4, 2))
     states = list(patterns(task))
     assert len(states) > 1
-    assert all(state.priorities.caps.min() >= 1 for state in states)
+    assert all(state.caps.min() >= 1 for state in states)
 
 
 @pytest.mark.parametrize(
