@@ -204,15 +204,15 @@ def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: S
     best: Listed | None = None
 
     def run(
-        priority: "tuple[Block, Floats, Floats]", slack: float, patience: tuple[float, ...], strict: bool
+        priority: "tuple[Block, Floats, Floats]", slack: float, patience: tuple[float, ...], *, strict: bool = False
     ) -> tuple[float, float]:
         nonlocal best
         block, keys, life = priority
         caps = np.maximum(1, (life + slack) // block.period + 1).astype(np.int64)
-        if strict:
-            caps[:] = problem.microbatches
+        if strict:  # W where the device would idle
+            caps[:], keys = problem.microbatches, np.stack([keys[0], keys[1], keys[2] + keys.max()])
         stop = INFINITY if best is None else best.value[0] * (1 + TAIL)
-        found = task.listed(Priorities(keys, np.array(patience), caps, fused, strict), stop)
+        found = task.listed(Priorities(keys, np.array(patience), caps, fused, strict=strict), stop)
         if best is None or found.value < best.value:
             best = found
         return found.value
@@ -221,7 +221,9 @@ def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: S
         (block, *_priorities(block, task, in_time, delay))
         for block, in_time, delay in itertools.product(blocks, (False, True), WEIGHT_DELAYS)
     ]
-    ways = [*itertools.product(SLACK, PATIENCE, (False,)), (0.0, (0.0, 0.0, 1.0), True)]
+    if not blocks[0].weight:
+        run(priorities[0], 0.0, (0.0, 0.0, 1.0), strict=True)
+    ways = list(itertools.product(SLACK, PATIENCE))
     for priority in sorted(priorities, key=lambda priority: run(priority, *ways[0]))[:SECOND_ROUND]:
         for way in ways[1:]:
             run(priority, *way)
