@@ -42,12 +42,16 @@ def zb_v(problem: ScheduleProblem) -> Schedule:
 
     p, count = problem.devices, problem.microbatches
     task = instance(problem, folded_placement(p, 2))
-    limits = p * task.need[task.stages_on].sum(axis=1) * (1 + ROUNDING)
-    task = evolve(task, limits=limits)
+    limits = p * task.need[task.stages_on].sum(axis=1)
     keys = np.full((3, 2 * p, count), 6.0 * p * count)  # of W: when nothing else can run
     for device in range(p):
+        held = 0.0
         for place, action in enumerate(existing(_row(p, device, count), count)):
-            keys[FORWARD if action.kind is Kind.F else INPUT, action.stage, action.microbatch] = place
+            kind, sign = (FORWARD, 1) if action.kind is Kind.F else (INPUT, -1)
+            keys[kind, action.stage, action.microbatch] = place
+            held += sign * task.need[action.stage]
+            limits[device] = max(limits[device], held)
+    task = evolve(task, limits=limits * (1 + ROUNDING))
     whole, caps = np.zeros(2 * p, dtype=np.bool_), np.full(2 * p, count)
     # No device waits for the last actions of the first device, and it starts first: a W that overlaps there a little
     # may shorten the longest stage span.

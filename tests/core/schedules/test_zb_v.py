@@ -35,3 +35,9 @@ def test_zb_v_refuses_other_than_two_chunks():
         RequestError, match="chunks is 1: zb-v folds the model once, so each device has 2 stages; give 2"
     ):
         zb_v(ScheduleProblem(2, 4))
+
+
+def test_stages_of_unequal_memory_run_every_microbatch():
+    costs = [StageCosts(1, 1, 1, saved_bytes=size) for size in (1, 9, 2, 7, 3, 8)]
+    schedule = zb_v(ScheduleProblem(3, 6, 2, costs=costs))
+    assert sum(map(len, schedule.device_actions)) == 3 * 6 * 6
