@@ -10,7 +10,9 @@ The bound holds for every plan that does not offload: it is the largest of
 - memory: bytes × seconds that saved tensors are held at least, from F of an operator through all later ones and back,
   over the bytes that the devices have for them.
 
-    python benchmarks/planning/random_problems.py [--cases 0,5] [--record FILE]
+    python benchmarks/planning/random_problems.py [--cases 0,5] [--jobs 2] [--record FILE]
+
+Each run appends its table to the record, so that the problems can be run in pieces.
 """
 
 import random
@@ -18,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -169,18 +172,24 @@ def compared(problem: Problem) -> tuple[list[str], float, float]:
     ], ratio, above  # fmt: skip
 
 
+def compared_number(number: int) -> tuple[list[str], float, float]:
+    """As `compared`, for the problem of a number."""
+    return compared(problem_of(number))
+
+
 def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--cases", help="first and one past the last, such as 0,5")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     given = parser.parse_args()
     first, last = map(int, given.cases.split(",")) if given.cases else (0, CASES)
     rows, ratios, above = [], [], []
-    for number in range(first, last):
-        row, ratio, gap = compared(problem_of(number))
-        rows.append(row)
-        ratios.append(ratio)
-        above += [gap] if gap < float("inf") else []
-        print(" | ".join(row), flush=True)
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for row, ratio, gap in pool.map(compared_number, range(first, last)):
+            rows.append(row)
+            ratios.append(ratio)
+            above += [gap] if gap < float("inf") else []
+            print(" | ".join(row), flush=True)
     summary = (
         f"{len(ratios)} problems: at worst {max(ratios) - 1:+.2%} of the best named schedule's step, in the median "
         f"{statistics.median(ratios) - 1:+.2%}; above the bound {statistics.median(above) - 1:.1%} in the median, "

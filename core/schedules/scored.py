@@ -1,6 +1,5 @@
 """Schedules with their evaluated time and memory."""
 
-from collections import deque
 from collections.abc import Sequence
 
 from attrs import frozen
@@ -47,21 +46,8 @@ def costs_of(problem: ScheduleProblem) -> Sequence[StageCosts]:
     return problem.costs if problem.costs is not None else [StageCosts(1, 1, 1, saved_bytes=1)] * problem.stages
 
 
-_recent: deque[Scored] = deque(maxlen=4)
-"""The last evaluated schedules: a builder that compares a few returns one of them, which is then scored again."""
-
-
 def score(problem: ScheduleProblem, schedule: Schedule) -> Scored:
-    """Evaluate one schedule of a problem; not again if this object is among the last few."""
-    for scored in tuple(_recent):
-        if scored.schedule is schedule and scored.problem is problem:
-            return scored
-    found = _evaluated(problem, schedule)
-    _recent.append(found)
-    return found
-
-
-def _evaluated(problem: ScheduleProblem, schedule: Schedule) -> Scored:
+    """Evaluate one schedule of a problem."""
     costs = costs_of(problem)
     copies = _copies(problem, schedule, costs) if schedule.offload else ()
     result = evaluate(schedule.device_actions, schedule.placement, costs, hop_s=problem.hop_s, copies=copies)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import frozen
 
 from ...costs.partition import Cuts
 from ...numba_cache import njit
@@ -20,7 +19,7 @@ from ...policies.recompute import Recompute, recomputed_stages
 from ...schedules.construction.initial_keys import patterns, placements
 from ...schedules.construction.list_scheduler import DECODING, Instance
 from ...schedules.meaning import LISTED
-from ...schedules.problem import Schedule, ScheduleProblem
+from ...schedules.problem import ScheduleProblem
 from ...timing.coding import BOTH, INFINITY, INPUT, WEIGHT, Floats, Integers
 from ...timing.compiled import StageArrays, make_stage_arrays
 from ..problem.candidate import Candidate
@@ -108,10 +107,8 @@ def _list_scheduled(setting: Setting, space: SearchSpace, budget: int) -> Iterat
     orders = max(int(budget / DECODING / (PLACES * len(numbers))), LEAST_LISTED)
     built = 0
     for chunks in numbers:
-        for each in list_scheduled(setting, chunks, space.recompute, orders):
-            walk = start_walk(setting, each.schedule, each.cuts, split=not setting.mixes)
-            walk.annealed, walk.best.recompute[:] = True, each.recompute
-            walk.recomputes = space.recompute is None and bool(each.recompute.any())
+        for walk in list_scheduled(setting, chunks, space.recompute, orders):
+            walk.recomputes = space.recompute is None and bool(walk.best.recompute.any())
             built += walk.actions
             yield walk
         if built > BUILT:
@@ -187,23 +184,8 @@ FLIGHTS = 3
 """Largest number of cuts that fit, each for another number of microbatches in flight."""
 
 
-@frozen
-class ListScheduled:
-    """An order with its stages.
-
-    Args:
-        schedule: placement and order.
-        cuts: of the stages.
-        recompute: per stage.
-    """
-
-    schedule: Schedule
-    cuts: Cuts
-    recompute: "np.ndarray"
-
-
-def list_scheduled(setting: Setting, chunks: int, recompute: Recompute | None, orders: int) -> Iterator[ListScheduled]:
-    """Orders with ``chunks`` stages per device, on every placement, for several cuts.
+def list_scheduled(setting: Setting, chunks: int, recompute: Recompute | None, orders: int) -> Iterator[Walk]:
+    """Walks with ``chunks`` stages per device, on every placement, for several cuts.
 
     Args:
         setting: the graph and the devices.
@@ -240,7 +222,7 @@ class _Stages:
         if self.short and setting.fixed is None:
             self._cuts += self._lean_cuts()
 
-    def list_scheduled(self, orders: int) -> Iterator[ListScheduled]:
+    def list_scheduled(self, orders: int) -> Iterator[Walk]:
         """The best ``KEPT`` orders for each cuts."""
         for cuts in dict.fromkeys(self._cuts):
             yield from self._scheduled_on(cuts, orders)
@@ -278,13 +260,16 @@ class _Stages:
                 yield cuts
             flight = min(flight - 1, 1) if found == FLIGHTS - 1 else flight // 2
 
-    def _scheduled_on(self, cuts: Cuts, orders: int) -> Iterator[ListScheduled]:
+    def _scheduled_on(self, cuts: Cuts, orders: int) -> Iterator[Walk]:
         task = self._instance(cuts)
         if np.any(task.saved[task.stages_on].sum(axis=1) > task.limits):
             return
         found = sorted(map(task.listed, patterns(task, orders)), key=lambda listed: listed.value[0])
         for listed in found[:KEPT]:
-            yield ListScheduled(task.schedule(LISTED, *listed[1:]), cuts, self._recompute)
+            schedule = task.schedule(LISTED, *listed[1:])
+            walk = start_walk(self._setting, schedule, cuts, split=not self._setting.mixes)
+            walk.annealed, walk.best.recompute[:] = True, self._recompute
+            yield walk
 
     def _instance(self, cuts: Cuts) -> Instance:
         """The input of the list scheduler, which has no messages that skip stages; later moves consider them."""
