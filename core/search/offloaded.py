@@ -113,9 +113,10 @@ class OffloadSearch:
             plain = confirmed(self.settings, space, self.meter, self.oracle, self.seed, self.alternatives, self.judge)
         except NothingFits as error:
             nothing = error
-        if plain is not None and (plain.stopped or not self._short_of_memory(plain.best)):
+        no_host = all(_load(setting) == INFINITY for setting in self.settings)
+        if plain is not None and (plain.stopped or no_host or not self._short_of_memory(plain.best)):
             return plain
-        if nothing is not None and all(_load(setting) == INFINITY for setting in self.settings):
+        if nothing is not None and no_host:
             raise nothing
         enough_s = INFINITY if plain is None else (1 - GAIN) * self._step_s(plain.best)
         candidates, stopped = self._faster_than(enough_s)
