@@ -39,6 +39,8 @@ SCHEDULES = (
 EXPLAINED = {
     "schedule-zb-1p": "b7c6a3c, 98fb389: never worse than the handcrafted schedule",
     "schedule-zb-2p": "780ded8: of equal times the schedule with less memory comes first",
+    "schedule-zb-v": "W by the one list scheduler: the same time and memory",
+    "unequal-zb-v": "the same",
     "schedule-auto-3": "a1688b9: a higher lower bound, so the gap is smaller; the orders are the same",
     "file-auto-*": "5921e2c: operators placed freely; 19322bb, c91e8f6: less memory for the same step, in the budget",
     "memory-1f1b-offload-all": "e469d029: a reload counts before the next action frees what left",

@@ -221,12 +221,12 @@ def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: S
         (block, *_priorities(block, task, in_time, delay))
         for block, in_time, delay in itertools.product(blocks, (False, True), WEIGHT_DELAYS)
     ]
-    if not blocks[0].weight:
-        run(priorities[0], 0.0, (0.0, 0.0, 1.0), strict=True)
     ways = list(itertools.product(SLACK, PATIENCE))
     for priority in sorted(priorities, key=lambda priority: run(priority, *ways[0]))[:SECOND_ROUND]:
         for way in ways[1:]:
             run(priority, *way)
+    if not blocks[0].weight:
+        run(priorities[0], 0.0, (0.0, 0.0, 1.0), strict=True)
     assert best is not None
     return polish(problem, task.schedule(name, best.orders, best.lengths))
 
