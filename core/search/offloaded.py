@@ -27,11 +27,11 @@ from ..schedules.problem import resident
 from ..timing.coding import INFINITY
 from ..validation.host_memory import check_host_memory
 from .annealing.initial_walks import InitialWalks
-from .annealing.search import search
+from .annealing.search import Round, all_rounds, search
 from .annealing.walk import Walk, best_by_placement, frontier
 from .confirm import SearchResult, confirmed, result_of
 from .finalize import ScoredPlan, best_first, draft, judged, limits_of, score_plan
-from .problem.meter import Meter
+from .problem.meter import Meter, Stopped
 from .problem.options import SearchSpace
 from .problem.oracle import Oracle
 from .problem.setting import Setting
@@ -46,6 +46,8 @@ LEAVING = (0.8, 0.4)
 """Shares of what the links carry that are assumed to leave in the further searches: they get as much more memory."""
 FASTEST = 6
 """Walks of each search to which copies are added because they are fast; in addition to those that hold little."""
+CUTS = Round(1000, 1000, 1.0, 0.0, 1.0)
+"""The second descent of their cuts."""
 ALIKE = 2
 """Walks of each named schedule to which copies are added."""
 TIGHTER = 3
@@ -172,11 +174,11 @@ class OffloadSearch:
                 return candidates, True
         stopped = False
         for leaving in LEAVING:
-            walks, stopped = self._searched(evolve(self.space, anneal=False), leaving, NAMED_SHARE)
-            add(_of_each_family(walks), self._within_limits)
+            named, stopped = self._named(leaving)
+            add(named, self._within_limits)
             if self.space.anneal and not (stopped or self.meter.exhausted):
                 walks, stopped = self._searched(self.space, leaving, SHARE)
-            add(_chosen(walks), self._within_limits)
+                add(_chosen(walks), self._within_limits)
             if stopped or self.meter.exhausted:
                 break
         return candidates, stopped
@@ -203,12 +205,28 @@ class OffloadSearch:
         if all(holds_all(best, device, limit) for device, limit in enumerate(limits)):
             return False
         walks, _ = self._searched(evolve(self.space, anneal=False), INFINITY, NAMED_SHARE)
-        return any(walk.step_s < (1 - GAIN) * self._step_s(best) for walk in walks)
+        return min(walk.step_s for walk in walks) < (1 - GAIN) * self._step_s(best)
 
     def _published(self, space: SearchSpace) -> Iterator[Walk]:
         """Schedules on even cuts: those that offload have copies that were planned for just these orders."""
         settings = [_with_more_memory(setting, INFINITY) for setting in self.settings]
         return InitialWalks(settings, space).published()
+
+    def _named(self, leaving: float) -> tuple[list[Walk], bool]:
+        """The fastest walks of each family on cuts of their own, and the frontier of time and memory; further as
+        ``_searched``."""
+        share = NAMED_SHARE if self.space.anneal else SHARE
+        walks, stopped = self._searched(evolve(self.space, anneal=False), leaving, share)
+        chosen, meter = _of_each_family(walks), self.meter
+        if stopped or meter.until_fit:
+            return chosen, stopped
+        part = meter.part(max(int(share * meter.budget), 1))
+        try:
+            all_rounds(chosen, (CUTS,), part, self.seed)
+        except (Stopped, KeyboardInterrupt):
+            stopped = True
+        meter.spent += part.spent
+        return chosen, stopped
 
     def _searched(self, space: SearchSpace, leaving: float, share: float) -> tuple[list[Walk], bool]:
         """Walks of a search in which saved tensors may take more memory.
