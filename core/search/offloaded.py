@@ -174,11 +174,12 @@ class OffloadSearch:
                 return candidates, True
         stopped = False
         for leaving in LEAVING:
-            named, stopped = self._named(leaving)
-            add(named, self._within_limits)
-            if self.space.anneal and not (stopped or self.meter.exhausted):
+            if self.space.anneal:
                 walks, stopped = self._searched(self.space, leaving, SHARE)
                 add(_chosen(walks), self._within_limits)
+            if not (stopped or self.meter.exhausted):
+                named, stopped = self._named(leaving)
+                add(named, self._within_limits)
             if stopped or self.meter.exhausted:
                 break
         return candidates, stopped
@@ -204,8 +205,13 @@ class OffloadSearch:
             return True
         if all(holds_all(best, device, limit) for device, limit in enumerate(limits)):
             return False
+        enough_s = (1 - GAIN) * self._step_s(best)
+        if any(walk.step_s < enough_s for walk in self._published(self.space)):
+            return True
+        if self.meter.exhausted:
+            return False
         walks, _ = self._searched(evolve(self.space, anneal=False), INFINITY, NAMED_SHARE)
-        return min(walk.step_s for walk in walks) < (1 - GAIN) * self._step_s(best)
+        return any(walk.step_s < enough_s for walk in walks)
 
     def _published(self, space: SearchSpace) -> Iterator[Walk]:
         """Schedules on even cuts: those that offload have copies that were planned for just these orders."""
@@ -213,11 +219,13 @@ class OffloadSearch:
         return InitialWalks(settings, space).published()
 
     def _named(self, leaving: float) -> tuple[list[Walk], bool]:
-        """The fastest walks of each family on cuts of their own, and the frontier of time and memory; further as
-        ``_searched``."""
+        """Fast walks of each family on cuts of their own; further as ``_searched``."""
         share = NAMED_SHARE if self.space.anneal else SHARE
         walks, stopped = self._searched(evolve(self.space, anneal=False), leaving, share)
-        chosen, meter = _of_each_family(walks), self.meter
+        chosen, meter = (
+            list({id(walk): walk for walk in (*_chosen(walks), *_of_each_family(walks))}.values()),
+            self.meter,
+        )
         if stopped or meter.until_fit:
             return chosen, stopped
         part = meter.part(max(int(share * meter.budget), 1))
@@ -311,12 +319,10 @@ def _chosen(walks: Sequence[Walk]) -> list[Walk]:
     return list({id(walk): walk for walk in found}.values())
 
 
-def _of_each_family(walks: Sequence[Walk]) -> list[Walk]:
-    """The fastest walks of each family, and the frontier of time and memory."""
-    found = list(frontier(list(walks)))
+def _of_each_family(walks: Sequence[Walk]) -> Iterator[Walk]:
+    """The fastest walks of each family."""
     for _, own in groupby(sorted(walks, key=lambda walk: (_family(walk), walk.value)), key=_family):
-        found += islice(own, ALIKE)
-    return list({id(walk): walk for walk in found}.values())
+        yield from islice(own, ALIKE)
 
 
 def _family(walk: Walk) -> str:

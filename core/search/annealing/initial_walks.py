@@ -83,8 +83,10 @@ class InitialWalks:
                 problems[placement] = even, problem_of(setting, placement, even)
             cuts, problem = problems[placement]
             schedule = option.build(problem)
-            walk = schedule and start_walk(setting, schedule, cuts, split=space.anneal and not setting.mixes)
-            if walk is not None and walk.best.orders.tobytes() not in seen:
+            if schedule is None:
+                continue
+            walk = start_walk(setting, schedule, cuts, split=space.anneal and not setting.mixes)
+            if walk.best.orders.tobytes() not in seen:
                 seen.add(walk.best.orders.tobytes())
                 walk.best.recompute[list(recomputed_stages(space.recompute or "none", len(placement)))] = True
                 yield from _fitting(walk, space.recompute)
