@@ -1,13 +1,21 @@
-"""The storages that operators save for the backward, each counted at the first operator that saves it."""
+"""The storages that operators save for the backward, each counted at the first operator that saves it.
 
-from collections.abc import Sequence
+In place of casts to a narrower dtype (``programs/recomputed.narrow_casts``) and of wide tensors (``wide_tensors``) that
+a stage's backward computes again there is what they are computed from. Operators are not divided into stages yet: a cut
+between an operator that casts and what its input is computed from is not expected, because both would be sent.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 
 from attrs import frozen
 
 from ..capture.graph.nodes import root_of
-from .recomputed import WideTensor, casts_computed_again, narrow_sources
+from ..capture.programs.recomputed import LEAST_BYTES, MOST_NARROW, MOST_WIDE
 from .single_operator import LoneOperator, narrowed
 from .work import Origin, TracedOperator
+
+Place = tuple[int, int]
+"""An operator's index, and the number of one of the storages that it is the first to save."""
 
 
 @frozen
@@ -32,25 +40,16 @@ class Storage:
 def saved_storages(lone: Sequence[LoneOperator], works: Sequence[TracedOperator]) -> list[list[Storage]]:
     """The storages that each operator is the first to save.
 
-    In place of one that the backward computes again there is what it is computed from.
-
     Args:
         lone: the operators, in the graph's order.
         works: their work.
     """
-    found = _first_saved(lone, works)
-    kept = {each.name for own in found for each in own if each.name is not None}
-    places = {(number, at): each for number, own in enumerate(found) for at, each in enumerate(own)}
-    casts = {place: each.cast for place, each in places.items() if each.cast is not None}
-    again = casts_computed_again(lone, works, kept, casts)
-    left = {place: each for place, each in places.items() if place not in again}
-    wide = {
-        place: WideTensor(place[0], each.name, each.bytes, each.origin)
-        for place, each in left.items()
-        if not each.shared
+    places = {(i, at): each for i, own in enumerate(_first_saved(lone, works)) for at, each in enumerate(own)}
+    kept = {each.name for each in places.values() if each.name is not None}
+    left = {
+        place: each for place, each in places.items() if each.cast is None or not _follows(each.cast, lone, works, kept)
     }
-    held = {each.name for each in left.values() if each.name is not None}
-    narrow = narrow_sources(lone, works, held, wide)
+    narrow = _narrow_sources(lone, works, left)
     chosen: list[list[Storage]] = [[] for _ in lone]
     for place, each in left.items():
         sources = narrow.get(place)
@@ -82,4 +81,72 @@ def _first_saved(lone: Sequence[LoneOperator], works: Sequence[TracedOperator]) 
             if name is not None:
                 kept.add(name)
         found.append(own)
+    return found
+
+
+def _follows(name: str, lone: Sequence[LoneOperator], works: Sequence[TracedOperator], kept: Collection[str]) -> bool:
+    """Whether operators that work along rows compute a node from kept ones and from inputs of the step."""
+    place = {operator.name: i for i, operator in enumerate(lone)}
+    seen: set[int] = set()
+    todo = [name]
+    while todo:
+        name = todo.pop()
+        owner = lone[0].operators.owner.get(name)
+        if name in kept or owner is None or place[owner] in seen:
+            continue
+        if not works[place[owner]].row_wise:
+            return False
+        seen.add(place[owner])
+        todo.extend(root_of(node).name for node in lone[place[owner]].given)
+    return len(seen) < MOST_NARROW
+
+
+def _narrow_sources(
+    lone: Sequence[LoneOperator], works: Sequence[TracedOperator], saved: Mapping[Place, Storage]
+) -> dict[Place, dict[str, int]]:
+    """What is saved in place of wide tensors that the backward computes again: name of a node → bytes.
+
+    Args:
+        lone: the operators.
+        works: their work.
+        saved: the storages, in the order of the operators.
+    """
+    values, owner = lone[0].operators.values, lone[0].operators.owner
+    place = {operator.name: i for i, operator in enumerate(lone)}
+    held, locked = {each.name for each in saved.values() if each.name is not None}, set[str | None]()
+    found: dict[Place, dict[str, int]] = {}
+
+    def sources(operator: int, tensor: Storage) -> set[str] | None:
+        """The narrow tensors that it follows from, with what is saved; None if it does not."""
+        narrow, steps, seen = set[str](), 0, set[int]()
+        todo: list[str | None] = [tensor.name]
+        if tensor.origin is not None:
+            given = lone[operator].given
+            narrow |= {root_of(given[i]).name for i in tensor.origin.narrow}
+            steps, todo = tensor.origin.steps, [root_of(given[i]).name for i in tensor.origin.reads]
+        while todo:
+            name = todo.pop()
+            if name is None:
+                return None
+            if (name in held and name != tensor.name) or name not in owner or place[owner[name]] in seen:
+                continue
+            work = works[place[owner[name]]]
+            if work.origin is None:
+                return None
+            seen.add(place[owner[name]])
+            steps += work.origin.steps
+            given = lone[place[owner[name]]].given
+            narrow |= {root_of(given[i]).name for i in work.origin.narrow}
+            todo.extend(root_of(given[i]).name for i in work.origin.reads)
+        return narrow if narrow and steps <= MOST_WIDE else None
+
+    for at, tensor in saved.items():
+        read = None if tensor.shared or tensor.name in locked else sources(at[0], tensor)
+        if read is None:
+            continue
+        new = {name: int(values[name].untyped_storage().nbytes()) for name in sorted(read - held)}
+        if sum(new.values()) + LEAST_BYTES <= tensor.bytes:
+            found[at] = new
+            held = held - {tensor.name or ""} | read
+            locked |= read
     return found

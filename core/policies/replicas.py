@@ -33,8 +33,7 @@ from operator import itemgetter
 from ..actions import AT_START, LAST_BACKWARD, WORK_KINDS, Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Operation, collective_phases
-from ..costs.collective_times import CollectiveTimes
-from ..costs.costs import Compute, StageCosts
+from ..costs.costs import CollectiveTimes, Compute, StageCosts
 from ..errors import RequestError
 from ..plan.items import Item, Task
 from ..plan.kinds import AFTER_STEP, Movement, TaskKind, declare

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from attrs import evolve
-from panpipe.answers.plan.data_parallel_advice import data_parallel_advice
+from panpipe.answers.plan.answer import data_parallel_advice
 from panpipe.cli import main
 from panpipe.core.plan.plan import read_plan
 from panpipe.core.schedules.meaning import meaning_of

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.routing import Link
-from panpipe.core.costs.collective_times import CollectiveTimes
+from panpipe.core.costs.costs import CollectiveTimes
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.policies.sharding import LEVELS
 from panpipe.core.schedules.registry import find_family
