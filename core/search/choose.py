@@ -38,7 +38,7 @@ LEAST, MOST = 20_000, 400_000
 """Bounds of the resulting number of evaluations."""
 ALONE = 4_000
 """Evaluations of a search for replicas of one device each, which have few choices."""
-LARGEST = 4
+LARGEST = 2
 """Most efforts that ``LEAST`` evaluations may take: with a hundred thousand actions per evaluation they would take
 minutes, and large orders gain little from single moves."""
 
