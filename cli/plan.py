@@ -126,9 +126,9 @@ def plan(
         str,
         typer.Option(
             metavar="eager|compiled|fused",
-            help="How the kernels of a described device are written: one for each operator; operators along rows and "
-            "element by element together, as torch.compile does; fused with FlashAttention-3 and sums of weight "
-            "gradients in products, as Transformer Engine has them.",
+            help="How the kernels of a described device are written: one for each operator; a layer's operators along "
+            "rows and element by element together, as torch.compile does with each layer; these of the whole model, "
+            "with FlashAttention-3 and sums of weight gradients in products, as Transformer Engine has them.",
         ),
     ] = "eager",
     sequence_parallel: Annotated[

@@ -2,9 +2,11 @@
 
 ==============  ====================================================================================================
 ``eager``       one kernel for each operator
-``compiled``    operators that work element by element or along rows are one kernel where they are connected: it reads
-                its inputs from memory once, and writes what others read, as the kernels of torch.compile do
-``fused``       these, attention at the rate of FlashAttention-3 and cuDNN where the device has it
+``compiled``    operators of a layer that work element by element or along rows are one kernel where they are connected:
+                it reads its inputs from memory once, and writes what others read, as the kernels of torch.compile do
+                where it compiles each layer (torchtitan, ``apply_compile``); the head and the loss are eager. Of a
+                model without layers all operators
+``fused``       these of the whole model, attention at the rate of FlashAttention-3 and cuDNN where the device has it
                 (``fused_attention_efficiency``), and products that add weight gradients themselves: the kernels of
                 Transformer Engine and Megatron-LM
 ==============  ====================================================================================================
@@ -30,6 +32,7 @@ from torch import fx
 from ..capture.export.operators import Operators
 from ..capture.graph.nodes import is_view, root_of
 from ..capture.values.nesting import tensors_of
+from ..costs.layers import is_in_layer
 from .kernels import Kernel, touched_bytes
 from .kinds import ELEMENTWISE, NORMALISATION, kind_of, operator_name
 from .saved_storages import Storage
@@ -78,7 +81,8 @@ class Sections:
 
     Args:
         operators: the captured step.
-        joined: whether products that read the same value are one, as of queries, keys and values.
+        joined: whether products that read the same value are one, as of queries, keys and values, and operators
+            outside layers are in sections, too.
     """
 
     operators: Operators
@@ -90,12 +94,13 @@ class Sections:
         depth: dict[fx.Node, int] = {}
         found: dict[fx.Node, Section] = {}
         owner = self.operators.owner
+        layers = not self.joined and any(map(is_in_layer, self.operators.members))
         order = {node: position for position, node in enumerate(self.operators.step.graph.nodes)}
         for node in order:
             if node.name not in owner:
                 continue
             sources = [source for source in node.all_input_nodes if source.name in owner]
-            inside = is_view(node) or _fuses(node)
+            inside = is_view(node) or (_fuses(node) and (is_in_layer(owner[node.name]) or not layers))
             depth[node] = max((depth[source] for source in sources), default=0) + (not inside)
             if not inside:
                 continue
@@ -195,16 +200,19 @@ class Sections:
         result: list[list[Storage]] = []
         for operator, own in zip(lone, found, strict=True):
             mine: list[Storage] = []
+            within = any(node in self.of_node for node in self._members(operator.name))
             for each in own:
                 root = nodes.get(each.name or "")
-                if each.shared or (root not in self.of_node and (each.name is not None or each.origin is None)):
+                computed = each.name is None and each.origin is not None and within
+                if each.shared or not (computed or root in self.of_node):
                     mine += [] if each.name in kept else [each]
                     kept |= set() if each.name is None else {each.name}
                     continue
                 if root is not None:
                     sources = self._sources(root, self.of_node[root])
                 else:
-                    given = [operator.given[at] for at in (*each.origin.reads, *each.origin.narrow)]  # type: ignore[union-attr]
+                    assert each.origin is not None
+                    given = [operator.given[at] for at in (*each.origin.reads, *each.origin.narrow)]
                     sources = set[fx.Node]().union(*(self._sources(n, self.of_node.get(n)) for n in given))
                 for source in sorted(sources, key=lambda node: node.name):
                     if source.name not in kept and source.name in self.operators.owner:

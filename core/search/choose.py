@@ -27,7 +27,7 @@ from .search_options import SearchOptions, refuse_none
 from .sharded import sharded_search
 from .suggestions.infeasible import NothingFits
 
-EFFORT = 400_000_000
+EFFORT = 300_000_000
 """Compute actions that a search evaluates by default: some seconds on one core, and about as long for its starts."""
 FIRST = 0.75
 """Share of it for the first search if another oracle scores its plans: further searches may follow."""
