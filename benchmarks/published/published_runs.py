@@ -64,8 +64,10 @@ class Run:
     @property
     def kind(self) -> str:
         """What limits the accuracy of its prediction, as ``published_kind``."""
-        context = "--cp" in self.options and self.options[self.options.index("--cp") + 1] != "1"
-        return OTHER if context else TENSOR if "--tp" in self.options else SHARDED
+        ranks = {name: self.options[self.options.index(name) + 1] for name in ("--cp", "--tp") if name in self.options}
+        if ranks.get("--cp", "1") != "1":
+            return OTHER
+        return SHARDED if "parameters" in self.options else TENSOR if ranks.get("--tp", "1") != "1" else OTHER
 
     def arguments(self, folder: Path) -> list[str]:
         """The arguments of ``panpipe plan``; writes the model's configuration."""
