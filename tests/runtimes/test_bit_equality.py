@@ -17,7 +17,7 @@ from panpipe.runtimes.update.stage_state import StageState
 from torch import nn
 
 from ..support.cuts import captured, even_plan, irregular_plan
-from ..support.models import CASES
+from ..support.models import BY_NAME
 from ..support.parity import build
 
 F32 = torch.float32
@@ -43,7 +43,7 @@ def unsplit(name: str, rows: int, microbatches: int) -> tuple[float, dict[str, d
 
     A tied weight's partial gradients are kept apart by reader, because a plan adds them up stage by stage.
     """
-    case = CASES[name]
+    case = BY_NAME[name]
     operators = captured(case, F32, rows, microbatches)
     readers = one_placeholder_a_reader(operators)
     whole = stage_graph(operators, [[node.name for node in operators.graph.nodes]], 0)
@@ -84,9 +84,9 @@ RECOMPUTING = [{"recompute": None}, {"schedule_name": "v-half", "chunks": 2, "re
     + [pytest.param(2, RECOMPUTING[0], marks=pytest.mark.slow), (2, RECOMPUTING[1])],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["tied gpt with dropout", "batchnorm with a skip"])
+@pytest.mark.parametrize("name", ["tied gpt with dropout", "batchnorm with a skip", "layers over time"])
 def test_loss_and_gradients_have_the_bits_of_the_unsplit_graph(name, devices, options):
-    operators = captured(CASES[name], F32, 8, 4)
+    operators = captured(BY_NAME[name], F32, 8, 4)
     check_bits(name, even_plan(operators, devices, 4, **options))
 
 
@@ -98,13 +98,24 @@ def test_loss_and_gradients_have_the_bits_of_the_unsplit_graph(name, devices, op
 def test_devices_with_any_stages_in_any_order_have_the_bits_of_the_unsplit_graph(placement):
     """Unequal numbers of stages, neighbours on one device, a first stage on the last device, empty devices."""
     name = "tied gpt with dropout"
-    check_bits(name, irregular_plan(captured(CASES[name], F32, 8, 4), placement, 4))
+    check_bits(name, irregular_plan(captured(BY_NAME[name], F32, 8, 4), placement, 4))
+
+
+def test_every_cut_of_layers_with_other_orders_of_dimensions_has_the_bits_of_the_unsplit_graph():
+    operators = captured(BY_NAME["layers over time"], F32, 8, 4)
+    names = [node.name for node in operators.graph.nodes]
+    assert len(names) > 5
+    plan = even_plan(operators, 2, 4)
+    for end in range(1, len(names)):
+        cut = (names[:end], names[end:])
+        stages = tuple(evolve(stage, nodes=tuple(nodes)) for stage, nodes in zip(plan.stages, cut, strict=True))
+        check_bits("layers over time", evolve(plan, stages=stages))
 
 
 def check_bits(name, plan):
     """A step of the plan has the loss and the gradients of the unsplit graph."""
     loss, gradients = unsplit(name, 8, 4)
-    case, devices = CASES[name], plan.devices
+    case, devices = BY_NAME[name], plan.devices
     pipe = build(ThreadTeam(devices), name, F32, 8, evolve(plan), 4)
     found = pipe.step(case.batch(8, F32))
     assert torch.equal(found, loss)

@@ -115,11 +115,34 @@ def _images(rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {"x": images.to(dtype), "y": torch.randint(0, 3, (rows,), generator=generator)}
 
 
+class TurnedNet(nn.Module):
+    """Convolutions over time and layers that have the time in another dimension, with a skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(8, 16, 3, padding=1), nn.Conv1d(16, 16, 3, padding=1)
+        self.over_time, self.head = nn.GRU(16, 16, batch_first=True), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        hidden = torch.tanh(self.head(self.over_time(x.transpose(1, 2))[0])).transpose(1, 2)
+        return self.last(hidden) + x
+
+
+def _turned_step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).permute(2, 0, 1).log_softmax(-1).square().mean()
+
+
+def _sounds(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(rows, 8, 20, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
 CASES = {
     "tied gpt with dropout": Case(_seeded(TinyGPT), gpt_step, _tokens),
     "batchnorm with a skip": Case(_seeded(ConvNet), conv_step, _images),
     "token-weighted": Case(_seeded(lambda: TinyGPT(layers=2)), weighted_step, _tokens),
 }
+BY_NAME = {**CASES, "layers over time": Case(_seeded(TurnedNet), _turned_step, _sounds)}
 
 
 class Halting(nn.Module):

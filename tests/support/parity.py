@@ -13,7 +13,7 @@ from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.programs.stage_compiler import StageCompiler
 
 from .cuts import batch_on
-from .models import CASES
+from .models import BY_NAME
 from .ranks.teams import pipeline_on
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
@@ -55,7 +55,7 @@ def build(
 ):  # fmt: skip
     """A pipeline for a case, with an even plan unless one is given."""
     return pipeline_on(
-        team, CASES[name], rows, microbatches, OPTIMIZER, dtype=dtype, device=device, plan=plan, plan_options=options,
+        team, BY_NAME[name], rows, microbatches, OPTIMIZER, dtype=dtype, device=device, plan=plan, plan_options=options,
         clock=clock, compiler=compiler, offload=offload,
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ def distance(
     team: Team, name: str, dtype: torch.dtype, rows: int, microbatches: int, device: str = "cpu", **options
 ) -> Distance:
     """Train both for three steps. Only what this process owns is compared."""
-    case = CASES[name]
+    case = BY_NAME[name]
     pipe = build(team, name, dtype, rows, None, microbatches, device, **options)
     alone = copy.deepcopy(case.model(dtype).to(device))
     optimizer = OPTIMIZER(alone.named_parameters())

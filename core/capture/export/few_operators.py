@@ -89,12 +89,10 @@ def _large(operators: Operators) -> str:
         name: [operators.nodes[m] for m in members if computes(operators.nodes[m])]
         for name, members in operators.members.items()
     }
-    name, nodes = max(work.items(), key=lambda item: len(item[1]))
+    nodes = max(work.values(), key=len)
     if len(nodes) < 2 or len(nodes) < _LARGE * sum(map(len, work.values())):
         return ""
     for node in nodes:
         if written_arguments(node) and (line := line_of(node)):
             return f"{line}: a tensor or buffer is written here in place that most of the step uses: write it later"
-    lines = list(dict.fromkeys(filter(None, map(line_of, nodes))))
-    where = f"{lines[0]} to {lines[-1]}" if len(lines) > 1 else next(iter(lines), name)
-    return f"{where}: tensors between these operators are not contiguous, so no cut is possible: call .contiguous()"
+    return ""

@@ -5,8 +5,8 @@ Nodes of the captured graph are grouped into operators:
 1. *Local* nodes depend only on the batch, constants, and buffers that are not written: positions, masks, rotary tables.
    They belong to no operator. Every worker has the batch, so each stage computes the local nodes that it needs.
 2. Views and unpacked results belong to the operator whose storage they share, unless rule 3 groups them with a reader.
-3. A node that reads a tensor which is not contiguous, or whose gradient is not, belongs to the operator before it: a
-   message is dense, and its gradient has the same order of dimensions. Kernels round other layouts differently in the
+3. A node that reads a tensor which is not dense, or whose gradient is not, belongs to the operator before it: messages
+   are dense, in the order of dimensions that the gradient has in memory. Kernels round other layouts differently in the
    last bit.
 4. A node that writes a computed tensor in place is grouped with the node that computed it, and one that writes a buffer
    with all readers of the buffer, and with all nodes between them. With a cut there, some readers would get an old
@@ -53,6 +53,28 @@ from ..values.user_lines import line_of, message_start, reason_of
 from .captured_step import CapturedStep
 
 
+def dense_order(value: Tensor) -> tuple[int, ...]:
+    """The dimensions by their strides, the largest first; () if this is their order, or if one is expanded.
+
+    The captured operators depend on the strides of what they read: a transposed tensor that arrives contiguous may give
+    an attention a result that the next `view` cannot show, and another last bit to a sum.
+    """
+    strides = value.stride()
+    wide = [dim for dim, n in enumerate(value.shape) if n > 1]
+    if value.is_contiguous() or any(strides[dim] == 0 for dim in wide):
+        return ()
+    by_stride = iter(sorted(wide, key=strides.__getitem__, reverse=True))
+    # Strides of dimensions with one element say nothing: these stay where they are.
+    order = tuple(next(by_stride) if n > 1 else dim for dim, n in enumerate(value.shape))
+    return order if order != tuple(range(value.dim())) else ()
+
+
+def is_dense(value: Tensor) -> bool:
+    """Whether a tensor's elements fill its memory without gaps, in some order of its dimensions."""
+    order = dense_order(value)
+    return (value.permute(order) if order else value).is_contiguous()
+
+
 def tensor_bytes(value: Any) -> int:
     """Bytes of a tensor's elements, with symbolic sizes those of the example; 0 for any other value."""
     return prod(map(hint, value.shape)) * value.dtype.itemsize if isinstance(value, Tensor) else 0
@@ -70,6 +92,7 @@ class Operators:
         first_draw: node name → ordinal of its first random draw in the whole graph, for nodes that draw.
         values: node name → fake result; with ``requires_grad`` if a gradient flows.
         traces: of parts of the step, see `..programs.equal_layers`.
+        orders: node name → order of its gradient's dimensions in memory, where it is not that of the result.
     """
 
     step: CapturedStep
@@ -79,6 +102,7 @@ class Operators:
     first_draw: dict[str, int]
     values: dict[str, Any] = field(repr=False)
     traces: dict[Any, Any] = field(factory=dict, eq=False, repr=False)
+    orders: dict[str, tuple[int, ...]] = field(repr=False, factory=dict)
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:
@@ -108,8 +132,8 @@ class Operators:
 class FakeRun(ModalInterpreter):
     """Runs the captured graph on fake tensors with autograd enabled.
 
-    Records per node: the fake result with its ``requires_grad``, the ordinal of its first random draw, and whether the
-    result or its gradient is not contiguous.
+    Records per node: the fake result with its ``requires_grad``, the ordinal of its first random draw, whether the
+    result or its gradient is not dense, and the order of its gradient's dimensions.
     """
 
     @sources_removed()
@@ -122,6 +146,7 @@ class FakeRun(ModalInterpreter):
         self.first_draw: dict[str, int] = {}
         self.values: dict[str, Any] = {}
         self.strided: set[str] = set()
+        self.orders: dict[str, tuple[int, ...]] = {}
         self._flowed: set[int] = set()
         self._hooked: dict[int, int] = {}
         self._hooks: list[RemovableHandle] = []
@@ -142,7 +167,8 @@ class FakeRun(ModalInterpreter):
         self.values[n.name] = value
         for tensor in tensors_of(value) if n.op == "call_function" else ():
             key = id(tensor)
-            self._note_layout(n.name, tensor)
+            if not is_dense(tensor):
+                self.strided.add(n.name)
             if tensor.requires_grad:
                 self._hooked[key] = tensor._version
                 hook = partial(self._note_flow, n.name, key)
@@ -167,13 +193,14 @@ class FakeRun(ModalInterpreter):
         if found:
             n.meta[CASTS] = {p: found[name] for p, name in self._parameters.items() if name in found}
 
-    def _note_layout(self, name: str, value: Tensor | None) -> None:
-        if value is not None and not value.is_contiguous():
-            self.strided.add(name)
-
     def _note_flow(self, name: str, tensor: int, gradient: Tensor | None) -> None:
         self._flowed.add(tensor)
-        self._note_layout(name, gradient)
+        if gradient is None:
+            return
+        if not is_dense(gradient):
+            self.strided.add(name)
+        elif isinstance(value := self.values[name], Tensor) and (order := dense_order(gradient)) != dense_order(value):
+            self.orders[name] = order
 
     def note_gradients(self, loss: str) -> None:
         """Run the backward to record the layout of every gradient; tensors without a gradient are detached.
@@ -276,7 +303,7 @@ def operators_of(step: CapturedStep, *, apart: Collection[str] = ()) -> Operator
     names = _names(groups)
     members = {name: tuple(node.name for node in group) for name, group in zip(names, groups, strict=True)}
     graph = _graph(step, names, groups, fake_run)
-    return Operators(step, graph, members, frozenset(local), fake_run.first_draw, fake_run.values)
+    return Operators(step, graph, members, frozenset(local), fake_run.first_draw, fake_run.values, fake_run.orders)
 
 
 def _local_nodes(step: CapturedStep, calls: list[fx.Node], fake_run: FakeRun) -> set[str]:

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ...costs.graph import stage_of_nodes
-from ..export.operators import Operators
+from ..export.operators import Operators, dense_order
 from ..graph.nodes import root_of
 from ..graph.sizes import Sizes
 
@@ -27,7 +27,8 @@ class Boundary:
 
     Args:
         name: its node in the captured graph.
-        shape, dtype: of the message, which is contiguous: dimensions are in the order of the tensor's strides.
+        shape, dtype: of the message and its gradient, which are contiguous: in the order that the gradient has in
+            memory, or the tensor without one.
         differentiable: whether a gradient is sent back.
         order: dimensions of the tensor in the message's order; () if it is the tensor's.
     """
@@ -121,25 +122,9 @@ def boundaries(operators: Operators, stages: Sequence[Sequence[str]]) -> dict[tu
 
 def _boundary(operators: Operators, name: str) -> Boundary:
     value = operators.values[name]
-    order = order_by_strides(value)
+    order = operators.orders.get(name, dense_order(value))
     shape = tuple(value.shape[dim] for dim in order) if order else tuple(value.shape)
     return Boundary(name, shape, value.dtype, bool(value.requires_grad), order)
-
-
-def order_by_strides(value: Tensor) -> tuple[int, ...]:
-    """The dimensions by their strides, the largest first; () if this is their order.
-
-    The captured operators depend on the strides of what they read: a transposed tensor that arrives contiguous may give
-    an attention a result that the next `view` cannot show, and another last bit to a sum.
-    """
-    strides = value.stride()
-    wide = [dim for dim, n in enumerate(value.shape) if n > 1]
-    if value.is_contiguous() or any(strides[dim] == 0 for dim in wide):
-        return ()
-    by_stride = iter(sorted(wide, key=strides.__getitem__, reverse=True))
-    # Strides of dimensions with one element say nothing: these stay where they are.
-    order = tuple(next(by_stride) if n > 1 else dim for dim, n in enumerate(value.shape))
-    return order if order != tuple(range(value.dim())) else ()
 
 
 def stage_graph(
@@ -186,9 +171,13 @@ def stage_graph(
         graph.placeholder(KEY)
         with step.fake_mode:
             fakes.append(torch.empty(3, dtype=torch.int64))
-    for boundary in (b for b in incoming.values() if b.order):
-        node, back = operators.nodes[boundary.name], sorted(range(len(boundary.order)), key=boundary.order.__getitem__)
-        values[node] = graph.call_function(torch.ops.aten.permute.default, (values[node], back))
+    for boundary in incoming.values():
+        node, order = operators.nodes[boundary.name], dense_order(operators.values[boundary.name])
+        values[node] = _reordered(graph, values[node], boundary.order, back=True)
+        if order != boundary.order:  # the result's memory is that of one process, too
+            values[node] = _reordered(
+                graph, _contiguous(graph, _reordered(graph, values[node], order)), order, back=True
+            )
     for node in step.graph.nodes:
         if node.name in needed or node.op == "get_attr":
             values[node] = graph.node_copy(node, lambda n: values[n])
@@ -308,11 +297,22 @@ def _sendable(
     alone = root not in shown and root.name in needed
     shown.add(root)
     value = values[node]
-    if boundary.order:
-        fake = fake.permute(boundary.order)
-        value = graph.call_function(torch.ops.aten.permute.default, (value, list(boundary.order)))
+    fake = fake.permute(boundary.order) if boundary.order else fake
+    value = _reordered(graph, value, boundary.order)
     if not (alone and fake.is_contiguous()):
-        value = graph.call_function(torch.ops.aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+        value = _contiguous(graph, value)
     if fake.is_floating_point() and not boundary.differentiable:
         value = graph.call_function(torch.ops.aten.detach.default, (value,))
     return value
+
+
+def _reordered(graph: fx.Graph, node: fx.Node, order: Sequence[int], back: bool = False) -> fx.Node:
+    """A tensor with its dimensions in this order, or back from it; unchanged for ()."""
+    if not order:
+        return node
+    dims = sorted(range(len(order)), key=order.__getitem__) if back else list(order)
+    return graph.call_function(torch.ops.aten.permute.default, (node, dims))
+
+
+def _contiguous(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    return graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})

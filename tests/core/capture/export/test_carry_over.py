@@ -90,31 +90,6 @@ def test_cut_carries_over_to_fewer_and_more_iterations_of_a_loop(lengths):
         check(cut, *carry_over(cut, other))
 
 
-def test_carry_over_splits_an_operator_at_its_parameters():
-    class Turned(nn.Module):
-        """With more than one row its second layer reads what is not contiguous, and belongs to the first."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.b(torch.tanh(self.a(x)).transpose(0, 1))
-
-    known, other = (capture(Turned(), scan_step, vectors(rows, 3)) for rows in (1, 2))
-    names = list(known.members)
-    assert names == ["a/linear", "/tanh", "b/linear", "/square", "/mean"]
-    assert list(other.members) == ["a/linear", "/square", "/mean"]
-    found = []
-    for end in range(1, len(names)):
-        cut = cut_of(known, parts(names, [end]))
-        carried, stages = carry_over(cut, other)
-        check(cut, carried, stages)
-        found.append((carried is not other, stages[0]))
-    whole = ("a/linear", "/square")
-    assert found == [(True, ("a/linear",)), (True, ("a/linear",)), (False, whole[:1]), (False, whole)]
-
-
 class Crossing(nn.Module):
     """Layers whose order depends on the length, and one that short sequences alone go through."""
 

@@ -77,26 +77,11 @@ class Packed(nn.Module):
         return self.layer(packed)[1][0][-1]
 
 
-class Spelled(nn.Module):
-    """A loss that needs lengths, of a tensor that is not contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.loss = nn.GRU(1, 3, batch_first=True), nn.CTCLoss()
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.layer(x[..., None])[0].log_softmax(-1).transpose(0, 1)
-        return self.loss(
-            scores, torch.ones(len(x), 2, dtype=torch.long), torch.full((len(x),), 6), torch.full((len(x),), 2)
-        )
-
-
 @pytest.mark.parametrize(
     ("step", "model", "says"),
     [
         (lambda model, x: model(x).mean(), Packed(),
          "pack_padded_sequence needs the values of its lengths.*into a module of their own.*at most 1 device"),
-        (lambda model, x: model(x), Spelled(), r"not contiguous, so no cut is possible: call .contiguous\(\)"),
         (mapped, None, "torch.vmap and torch.func transform.*call the transform inside a module.*at most 1 device"),
         (chosen, None, "needs the value.*Python number or text in the batch"),
         (lambda model, x: model(x).mean(), nn.Sequential(Branching()), "module '0' stays Python on one stage"),
