@@ -86,7 +86,7 @@ def step_outputs(program: Any, line: str = "") -> StepOutputs:
         line: where the step begins, for messages.
 
     Raises:
-        RequestError: the result has no scalar loss.
+        RequestError: the result has no scalar loss, or a weight that is no scalar.
     """
     result = _returned(program)
     parts = list(result) if isinstance(result, tuple | list) else [result]
@@ -95,8 +95,13 @@ def step_outputs(program: Any, line: str = "") -> StepOutputs:
     who = f"{message_start(line)}the step"
     if not parts or len(parts) > 2 or not isinstance(parts[0], str):
         raise RequestError(f"{who} returns {type(result).__name__} and not a scalar loss: {rule}")
-    node = next(n for n in program.graph.nodes if n.name == parts[0])
-    value = node.meta["val"]
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    value, weight = values[parts[0]], values.get(parts[1]) if len(parts) == 2 else None
+    if isinstance(weight, Tensor) and weight.numel() != 1:
+        raise RequestError(
+            f"{who} returns a tensor of shape {tuple(weight.shape)} after the loss, where the weight of the loss is "
+            "expected, a scalar: return other results in a dict, (loss, {'logits': logits}), or the loss alone"
+        )
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.dtype.is_floating_point:
         shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise RequestError(f"{who} returns {shape}, which is not a scalar loss: {rule}; reduce it with .mean()")

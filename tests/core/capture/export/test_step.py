@@ -116,6 +116,7 @@ def test_data_dependent_control_flow_names_the_line():
     ("step", "said"),
     [
         (lambda m, x: m(x), r"float32 tensor of shape \(2, 4\), which is not a scalar loss"),
+        (lambda m, x: (m(x).mean(), m(x)), r"tensor of shape \(2, 4\) after the loss.*return other results in a dict"),
         (lambda m, x: 3.0, "a number and not a scalar loss"),
         (
             lambda m, x: float(m(x).mean().detach()),
