@@ -91,8 +91,8 @@ class Operators:
         local: names of nodes that each stage computes itself.
         first_draw: node name → ordinal of its first random draw in the whole graph, for nodes that draw.
         values: node name → fake result; with ``requires_grad`` if a gradient flows.
-        traces: of parts of the step, see `..programs.equal_layers`.
         orders: node name → order of its gradient's dimensions in memory, where it is not that of the result.
+        traces: of parts of the step, see `..programs.equal_layers`.
     """
 
     step: CapturedStep
@@ -101,8 +101,8 @@ class Operators:
     local: frozenset[str]
     first_draw: dict[str, int]
     values: dict[str, Any] = field(repr=False)
-    traces: dict[Any, Any] = field(factory=dict, eq=False, repr=False)
     orders: dict[str, tuple[int, ...]] = field(repr=False, factory=dict)
+    traces: dict[Any, Any] = field(factory=dict, eq=False, repr=False)
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:
