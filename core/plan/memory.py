@@ -198,23 +198,6 @@ def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> Mapping[Kind, 
     }
 
 
-def reserving_bytes(cost: StageCosts) -> dict[Kind, float]:
-    """Like `saved_bytes` for a scheduler in which F reserves the most that its microbatch ever holds.
-
-    After I a microbatch may hold more than after F.
-
-    Args:
-        cost: costs of the actions' stage, which does not recompute.
-
-    Returns:
-        Per kind the change, of F at its start and of the others at their end.
-    """
-    change = saved_bytes(cost)
-    kept = -change[Kind.W][1]
-    most = max(change[Kind.F][0], kept)
-    return {Kind.F: most, Kind.I: kept - most, Kind.W: -kept, Kind.B: -most}
-
-
 def _total(changes: tuple[Change, ...], moment: Moment, cost: StageCosts) -> float:
     saved = (change for change in changes if change.use is Use.SAVED and change.moment is moment)
     return sum((change.sign * float(getattr(cost, change.size)) for change in saved), 0.0)

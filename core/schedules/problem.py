@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ..actions import Action, Kind
+from ..actions import Action
 from ..costs.costs import StageCosts
 from ..errors import RequestError
 
@@ -102,12 +102,6 @@ class Schedule:
     microbatches: int
     device_actions: tuple[tuple[Action, ...], ...]
     offload: tuple[tuple[int, float], ...] = ()
-
-
-def source_of(kind: Kind, stage: int, stages: int) -> int | None:
-    """The stage whose output F, or whose gradient I, reads; None if it reads nothing from another stage."""
-    source = stage - 1 if kind is Kind.F else stage + 1
-    return source if 0 <= source < stages else None
 
 
 Builder = Callable[..., Schedule]

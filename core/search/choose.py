@@ -197,21 +197,6 @@ def choose_schedules(
     return _found([setting], space, meter, options)
 
 
-def choose_schedule(
-    graph: OpGraph,
-    stages: Sequence[Sequence[str]],
-    costs: Sequence[StageCosts],
-    cluster: Cluster,
-    microbatches: int,
-    options: SearchOptions,
-    *,
-    parameter_sizes: Mapping[str, int] | None = None,
-) -> Plan:
-    """The fastest plan of :func:`choose_schedules`, with its arguments and errors."""
-    fastest = evolve(options, alternatives=False)
-    return choose_schedules(graph, stages, costs, cluster, microbatches, fastest, parameter_sizes=parameter_sizes).best
-
-
 def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, options: SearchOptions) -> SearchResult:
     """The search, with sharding and offload if they are asked for."""
 

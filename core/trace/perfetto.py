@@ -34,14 +34,6 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     write_text(path, trace_json({"": trace}))
 
 
-def write_traces(traces: Mapping[str, Trace], path: str | Path) -> None:
-    """Write several traces to one file, for comparison in Perfetto: ``{"predicted": …, "measured": …}``.
-
-    The processes of one device are displayed one below the other. ``read_trace`` refuses files with several traces.
-    """
-    write_text(path, trace_json(traces))
-
-
 def trace_json(traces: Mapping[str, Trace]) -> str:
     """The text of a trace file; ``traces`` has each trace by its label."""
     headers = [

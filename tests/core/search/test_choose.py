@@ -16,7 +16,7 @@ from panpipe.core.plan.plan import TiedWeight, plan_json
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search import Score, longest_path
-from panpipe.core.search.choose import choose_schedule, plan, search_plans
+from panpipe.core.search.choose import choose_schedules, plan, search_plans
 from panpipe.core.search.problem.assemble import assemble
 from panpipe.core.search.problem.looped_cuts import evened, looped_cuts, prefix_of
 from panpipe.core.search.problem.workload import workload_of
@@ -24,6 +24,10 @@ from panpipe.core.search.search_options import SearchOptions
 
 ALL = tuple(families().values())
 PLAIN = (find_family("1f1b"),)
+
+
+def choose_schedule(*given, **more):
+    return choose_schedules(*given, **more).best
 
 
 def chain(times, **costs):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind
 from panpipe.core.errors import RequestError
-from panpipe.core.trace.perfetto import trace_json, write_trace, write_traces
+from panpipe.core.trace.perfetto import trace_json, write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.core.trace.trace import LinkTrack, MemorySample, Trace, TraceEvent
 from panpipe.simulators.run import simulate
@@ -134,7 +134,7 @@ def test_a_simulated_step_is_valid_chrome_json(plan, eager):
 
 def test_file_with_two_traces_has_both_processes_of_a_device_in_a_row(tmp_path):
     path = tmp_path / "both.json"
-    write_traces({"predicted": two_devices(), "measured": two_devices("measured")}, path)
+    path.write_text(trace_json({"predicted": two_devices(), "measured": two_devices("measured")}), encoding="utf-8")
     found = records(path.read_text(encoding="utf-8"), "M")
     names = {r["pid"]: r["args"]["name"] for r in found if r["name"] == "process_name"}
     assert names == {

@@ -13,7 +13,7 @@ from panpipe.core.costs.partition import stages_of
 from panpipe.core.errors import RequestError
 from panpipe.core.schedules.registry import families
 from panpipe.core.search import longest_path
-from panpipe.core.search.choose import choose_schedule, search_plans
+from panpipe.core.search.choose import choose_schedules, search_plans
 from panpipe.core.search.problem.arrangements import arrangements, nearest_order
 from panpipe.core.search.problem.workload import Workload, meshes, workload_of
 from panpipe.core.search.search_options import SearchOptions
@@ -21,6 +21,10 @@ from panpipe.core.search.suggestions.infeasible import NothingFits
 
 ALL = tuple(families().values())
 BUDGET = 4000
+
+
+def choose_schedule(*given, **more):
+    return choose_schedules(*given, **more).best
 
 
 def chain(count=16, time=1.0, **costs):
