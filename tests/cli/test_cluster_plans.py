@@ -14,7 +14,7 @@ from torch import nn
 
 from ..support.plans import orders, plan_of
 
-LLAMA = {"model_type": "llama", "num_hidden_layers": 6, "hidden_size": 2048, "num_attention_heads": 16,
+LLAMA = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 2048, "num_attention_heads": 16,
          "num_key_value_heads": 8, "intermediate_size": 5504, "vocab_size": 8192,
          "max_position_embeddings": 32768}  # fmt: skip
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
