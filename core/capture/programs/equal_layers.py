@@ -11,13 +11,13 @@ also returns the tensor itself, if a later part has a gradient for it: that grad
 assembled graph is that of a trace of the whole stage; where it might not be, the stage is traced as a whole.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.traceback import GRADIENT_ACC_SPECIAL_STACK
@@ -26,7 +26,6 @@ from ...errors import RequestError
 from ..graph.nodes import root_of, written_arguments
 from ..graph.random_draws import KEYED
 from ..graph.randomness import DRAWS_AT
-from ..graph.sizes import equal
 from ..regions.modes import CASTS
 from ..regions.regions import runs_region
 from .joint_graph import BACKWARD, CAPTURED, JointGraph, trace_joint
@@ -133,6 +132,15 @@ def _origins(part: _Part) -> list[tuple[str, str]]:
     return [(root_of(node).name, node.meta.get("stack_trace", "")) for node in part.nodes]
 
 
+class _Copy(NamedTuple):
+    """A part in an assembled graph: what it returns, its trace, and node of the trace → its copy."""
+
+    part: _Part
+    ends: list[fx.Node]
+    trace: _Trace
+    nodes: dict[fx.Node, fx.Node]
+
+
 class Assembly:
     """Assembles the joint graph of a stage.
 
@@ -196,27 +204,72 @@ class Assembly:
     def joint(self) -> JointGraph:
         """The joint graph; errors as of the class, and of `trace_joint`."""
         starts = [(i, fake) for i, fake in enumerate(self._stage.tangents) if fake is not None]
-        flowing = {self._outputs[i]: fake for i, fake in starts}
-        traced = list[_Copies]()
+        flowing, copies = {self._outputs[i]: fake for i, fake in starts}, list[_Copy]()
         for part in reversed(self._parts):
-            through = [node for node in part.given if node in flowing]
-            trace = self._trace(part, [*part.returned, *through], flowing)
-            traced.append(_Copies(part, trace, through, _first_draw(self._stage, part), _renamed(trace, part)))
+            ends = [*part.returned, *(node for node in part.given if node in flowing)]
+            trace = self._trace(part, ends, flowing)
+            copies.append(_Copy(part, ends, trace, {}))
             flowing.update((part.given[i], node.meta["val"]) for i, node in trace.joint.gradients.items())
-        graph, constants = fx.Graph(), dict[str, Tensor]()
+        graph = fx.Graph()
         made = {node: _placeholder(graph, node.name, self._values[node]) for node in self._inputs}
         primals = dict(enumerate(made.values()))
+        key = primals[len(primals) - 1]  # if it is no random key, nothing reads it
         tangents = {i: _placeholder(graph, f"tangent_{i}", fake) for i, fake in starts}
-        gradients = {self._outputs[i]: tangent for i, tangent in tangents.items()}
-        for each in reversed(traced):
-            each.copy_forward(graph, made, constants, self._stage.modules)
-        for each in traced:
-            each.copy_backward(graph, gradients, constants, self._stage.modules)
+        gradients, constants = {self._outputs[i]: tangent for i, tangent in tangents.items()}, dict[str, Tensor]()
+        for part, _, trace, nodes in reversed(copies):
+            inputs = [*(made[node] for node in part.given), key]
+            nodes.update((node, inputs[i]) for i, node in trace.joint.primals.items())
+            self._copy(graph, part, trace, nodes, constants, backward=False)
+            made.update((node, nodes[found]) for node, found in zip(part.returned, trace.joint.outputs, strict=False))
+            made.update((part.given[i], nodes[node]) for i, node in trace.joint.mutations.items())
+        for part, ends, trace, nodes in copies:
+            nodes.update((node, gradients[ends[i]]) for i, node in trace.joint.tangents.items())
+            self._copy(graph, part, trace, nodes, constants, backward=True)
+            gradients.update((part.given[i], nodes[node]) for i, node in trace.joint.gradients.items())
         changed = {i: made[node] for i, node in enumerate(self._inputs) if made[node] is not primals[i]}
         outputs = [made[node] for node in self._outputs]
         of_inputs = {i: gradients[node] for i, node in enumerate(self._inputs) if node in gradients}
         graph.output((*outputs, *changed.values(), *of_inputs.values()))
         return JointGraph(graph, primals, tangents, outputs, changed, of_inputs, constants)
+
+    def _copy(
+        self,
+        graph: fx.Graph,
+        part: _Part,
+        trace: _Trace,
+        copies: dict[fx.Node, fx.Node],
+        constants: dict[str, Tensor],
+        *,
+        backward: bool,
+    ) -> None:
+        """Copy the forward or the backward of a part's trace into a graph.
+
+        Args:
+            graph: the graph.
+            part: the part.
+            trace: of it, or of an equal one.
+            copies: node of the trace → its copy; all that it reads, and then the others, too.
+            constants: of the graph.
+            backward: which of them.
+        """
+        joint, draw = trace.joint, _first_draw(self._stage, part)
+        pairs = list(zip(trace.origins, _origins(part), strict=True))
+        names, lines = ({own[i]: new[i] for own, new in pairs} for i in (0, 1))
+        for node in joint.graph.nodes:
+            if node.op in ("placeholder", "output") or (BACKWARD in node.meta) is not backward:
+                continue
+            new = copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node.op == "get_attr" and node.target in joint.constants:
+                new.target = f"constant{len(constants)}"
+                constants[new.target] = joint.constants[node.target]
+            elif node.op == "get_attr" and node.target not in self._stage.modules:
+                raise _Differs
+            elif node.target in DRAWS_AT or node.target in KEYED or runs_region(node):
+                new.args = (*new.args[:-1], new.args[-1] + draw)
+            line, *more = (node.meta.get("stack_trace") or "").partition(GRADIENT_ACC_SPECIAL_STACK)
+            new.meta |= {"stack_trace": "".join((lines.get(line, line), *more))}
+            if CAPTURED in new.meta:
+                new.meta[CAPTURED] = names.get(new.meta[CAPTURED], new.meta[CAPTURED])
 
     def _trace(self, part: _Part, ends: list[fx.Node], flowing: Mapping[fx.Node, Tensor]) -> _Trace:
         """The trace of a part, or of an equal one.
@@ -312,78 +365,3 @@ def _placeholder(graph: fx.Graph, name: str, value: Tensor) -> fx.Node:
     with value.fake_mode:  # type: ignore[attr-defined]
         node.meta["val"] = value.detach()
     return node
-
-
-def _renamed(trace: _Trace, part: _Part) -> tuple[dict[str, str], dict[str, str]]:
-    """For each name of a value, and for each stack trace, in the trace: that of the part."""
-    pairs = list(zip(trace.origins, _origins(part), strict=True))
-    return {own[0]: new[0] for own, new in pairs}, {own[1]: new[1] for own, new in pairs}
-
-
-@frozen(eq=False)
-class _Copies:
-    """Copies the trace of a part into the graph of a stage.
-
-    Args:
-        part: the part.
-        trace: of it, or of an equal one.
-        through: tensors given to the part that its trace returns, too.
-        first_draw: ordinal of its first random draw.
-        renamed: of `_renamed`.
-        copies: node of the trace → its copy.
-    """
-
-    part: _Part
-    trace: _Trace
-    through: list[fx.Node]
-    first_draw: int
-    renamed: tuple[dict[str, str], dict[str, str]]
-    copies: dict[fx.Node, fx.Node] = field(factory=dict)
-
-    def copy_forward(
-        self, graph: fx.Graph, made: dict[fx.Node, fx.Node], constants: dict[str, Tensor], modules: Collection[str]
-    ) -> None:
-        """Add the forward to a graph; ``made``: node of the stage → its node there."""
-        joint, given, returned = self.trace.joint, self.part.given, self.part.returned
-        key = next((new for old, new in made.items() if old.name == KEY), None)
-        for i, placeholder in joint.primals.items():
-            node = made[given[i]] if i < len(given) else key
-            if node is not None:
-                self.copies[placeholder] = node
-        self._copy(graph, False, constants, modules)
-        made.update((node, self.copies[output]) for node, output in zip(returned, joint.outputs, strict=False))
-        made.update((given[i], self.copies[node]) for i, node in joint.mutations.items())
-
-    def copy_backward(
-        self, graph: fx.Graph, gradients: dict[fx.Node, fx.Node], constants: dict[str, Tensor], modules: Collection[str]
-    ) -> None:
-        """Add the backward to a graph; ``gradients``: node of the stage → its gradient there."""
-        joint, ends = self.trace.joint, [*self.part.returned, *self.through]
-        for i, placeholder in joint.tangents.items():
-            self.copies[placeholder] = gradient = gradients[ends[i]]
-            if not equal(gradient.meta["val"].stride(), placeholder.meta["val"].stride()):
-                raise _Differs  # its backward was traced for another layout
-        self._copy(graph, True, constants, modules)
-        gradients.update((self.part.given[i], self.copies[node]) for i, node in joint.gradients.items())
-
-    def _copy(self, graph: fx.Graph, backward: bool, constants: dict[str, Tensor], modules: Collection[str]) -> None:
-        joint, (names, lines) = self.trace.joint, self.renamed
-        for node in joint.graph.nodes:
-            if node.op in ("placeholder", "output") or (BACKWARD in node.meta) is not backward:
-                continue
-            new = self.copies[node] = graph.node_copy(node, self.copies.__getitem__)
-            if node.op == "get_attr" and node.target in joint.constants:
-                new.target = f"constant{len(constants)}"
-                constants[new.target] = joint.constants[node.target]
-            elif node.op == "get_attr" and node.target not in modules:
-                raise _Differs
-            elif node.target in DRAWS_AT or node.target in KEYED or runs_region(node):
-                new.args = (*node.args[:-1], node.args[-1] + self.first_draw)
-                new.args = fx.map_arg(new.args, lambda source: self.copies.get(source, source))
-            meta = node.meta
-            trace, *more = meta.get("stack_trace", "").partition(GRADIENT_ACC_SPECIAL_STACK)
-            new.meta = {"val": meta.get("val"), "stack_trace": "".join((lines.get(trace, trace), *more))}
-            if CAPTURED in meta:
-                new.meta[CAPTURED] = names.get(meta[CAPTURED], meta[CAPTURED])
-            if backward:
-                new.meta[BACKWARD] = True
