@@ -77,7 +77,7 @@ class Shapes:
         self._symbolic: dict[int, Compiled | str] = {}
         self._latest: Compiled | None = None
         self._example: Shape | None = None
-        self.captures, self._capture_s = 0, 0.0
+        self.captures, self.capture_s = 0, 0.0
         self._reported: set[Shape | str] = set()
         self._reported_limit = False
 
@@ -193,7 +193,7 @@ class Shapes:
             yield
         self.captures += captures
         seconds = time.perf_counter() - started
-        self._capture_s, self.varying.capture_s = self._capture_s + seconds, self.varying.capture_s + seconds
+        self.capture_s, self.varying.capture_s = self.capture_s + seconds, self.varying.capture_s + seconds
 
     def _compile_new(self, piece: Microbatch) -> Compiled:
         with self._counted(piece.shape):
@@ -251,7 +251,7 @@ class Shapes:
         self._reported.add(shape)
         if first:
             return None
-        each_s = self._capture_s / self.captures
+        each_s = self.capture_s / self.captures
         other = None if self._example is None else self._example.other_value(shape)
         if other is not None:
             return self._remark_value(*other, each_s)

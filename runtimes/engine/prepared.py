@@ -170,6 +170,10 @@ KEPT = 8
 _STEPS = 16
 """Number of prepared steps kept of a variant: they differ by shapes, and by which microbatches have a sample more."""
 
+_LONG_S = 1.0
+"""Seconds of captures after which their garbage is collected at once: it is a fifth of all objects, and the collection
+would take up to half a second in a later step."""
+
 Agree = Callable[[bool, ChangedValues | None], BatchAgreement]
 """Starts to compare a batch between ranks: whether its programs are known here, and which value changed."""
 
@@ -183,7 +187,7 @@ class _Variant:
         shapes: its programs by shape; they are kept as long as prepared steps use them.
         shared: stage → what its microbatches share.
         ready: whether a capture with these values has succeeded.
-        captures: those of the shapes when unused ones were dropped last.
+        capture_s: seconds of captures when unused shapes were dropped last.
         runs: shape → its stages by index.
         steps: the prepared steps used last.
     """
@@ -192,7 +196,7 @@ class _Variant:
     shapes: Shapes
     shared: Mapping[int, SharedTensors]
     ready: bool = False
-    captures: int = 0
+    capture_s: float = 0.0
     runs: dict[Shape, dict[int, StageRun]] = field(factory=dict)
     steps: LruCache[Key, Prepared] = field(factory=lambda: LruCache(_STEPS))
 
@@ -360,8 +364,8 @@ def _drop_evicted_shapes(variant: _Variant) -> None:
     for key in variant.steps if gone else ():
         if any(shape in gone for shape, _ in key[1]):
             variant.steps.drop(key)
-    before, variant.captures = variant.captures, variant.shapes.captures
-    if gone and before != variant.captures:
+    before, variant.capture_s = variant.capture_s, variant.shapes.capture_s
+    if variant.capture_s - before > (0 if gone else _LONG_S):
         gc.collect()  # captured graphs contain reference cycles, and their tensors are large
 
 
