@@ -11,6 +11,7 @@ train() ──▶ training_step(batch) ──▶ pipe.step(batch) ──▶ loss
 import math
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 
 from ..api import pipeline
 from ..core.errors import RequestError
+from ..runtimes.build import random_states_kept
 from ..runtimes.pipeline import Pipeline
 from .optimizers import ModelOptimizer
 from .own_loss import step_of_trainer
@@ -35,6 +37,9 @@ with needs("transformers"):
 
 STATE = "pipeline"
 """The folder within a checkpoint of Trainer that has the state of the pipeline."""
+
+_TRIED_ROWS = 16
+"""Rows of the data set whose lengths are compared, at most."""
 
 _OWN = {
     "optimizer": "optim, optim_args or optimizers=",
@@ -242,12 +247,18 @@ class PanpipeTrainer(Trainer):
         return self.pipe, self._rows
 
     def _padded(self, inputs: Mapping[str, Any]) -> dict[str, int] | None:
-        """The dimension of the tensors that the collator pads to the longest text of a batch, by their names."""
-        collator = self.data_collator
-        longest = getattr(collator, "padding", True) in (True, "longest")
-        if getattr(collator, "tokenizer", None) is None or not longest:
+        """The dimension of the matrices that the collator pads to the longest row of a batch, by their names."""
+        data, lengths = self.train_dataset, dict[str, set[int]]()
+        collate = self._get_collator_with_removed_columns(self.data_collator)
+        if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
             return None
-        return {name: 1 for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim == 2} or None
+        # A collator may need several rows: the step is then captured at the second length.
+        with random_states_kept(), suppress(Exception):
+            for index in range(0, len(data), -(-len(data) // _TRIED_ROWS)):
+                for name, value in collate([data[index]]).items():
+                    if isinstance(value, Tensor) and value.ndim == 2:
+                        lengths.setdefault(name, set()).add(value.shape[1])
+        return {name: 1 for name in inputs if len(lengths.get(name, ())) > 1} or None
 
     def _close(self) -> None:
         if self.pipe is not None:

@@ -37,6 +37,11 @@ Place = tuple[int, int]
 """A computed tensor: the number of its call, and its position among the call's results."""
 
 
+_UNCOUNTED = METADATA_PROPERTIES | {Tensor.dim, Tensor.ndimension}
+"""Reads of metadata that are no calls. The number of dimensions is among them: the layers of a transformer read it
+where their fast path is enabled, which it is not while an evaluation is captured."""
+
+
 class Calls(TorchFunctionMode, ABC):
     """Numbers the calls of a step."""
 
@@ -50,7 +55,7 @@ class Calls(TorchFunctionMode, ABC):
         kwargs = kwargs or {}
         if self._inside:
             return func(*args, **kwargs)
-        if func in METADATA_PROPERTIES:
+        if func in _UNCOUNTED:
             return self.metadata(func, args)
         number, self.count = self.count, self.count + 1
         return self.call(number, func, lambda: func(*args, **kwargs), (args, kwargs))
@@ -68,7 +73,7 @@ class Calls(TorchFunctionMode, ABC):
             self._inside, self.held = False, ()
 
     def metadata(self, func: Any, args: Any) -> Any:
-        """Read a property that is metadata; this does not count as a call."""
+        """Read metadata; this does not count as a call."""
         return func(*args)
 
     @abstractmethod
