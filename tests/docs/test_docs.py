@@ -2,8 +2,8 @@
 
 A page's Python blocks run in order, in one namespace and in an empty folder, after what the page hides in a comment
 ``<!-- setup … -->``. Of its shell blocks the lines that start with ``panpipe`` run; tests/examples/test_commands.py
-runs those with an example. After ``<!-- slow -->`` a block runs in ``make test-slow`` alone, after ``<!-- 4 ranks …
--->`` on ranks, with what that comment contains before it, and after ``<!-- not run: why -->`` never. A block after
+runs those with an example. After ``<!-- slow -->`` a block runs in ``make test-slow`` alone, after ``<!-- 4 ranks
+-->`` on ranks, after the file PAGE_on_ranks.py of this folder, and after ``<!-- not run: why -->`` never. A block after
 ``<!-- output -->`` is what the Python block before it prints. The meshes that pages name train.
 """
 
@@ -25,8 +25,7 @@ MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PART = re.compile(
     r"<!-- setup\n(?P<setup>.*?)-->"
-    r"|(?:<!-- (?P<how>slow|output|not run: [^>]+|\d+ ranks)(?P<before>\n.*?)? ?-->\n+)?"
-    r"^```(?P<language>\w+)\n(?P<code>.*?)^```$",
+    r"|(?:<!-- (?P<how>slow|output|not run: [^>]+|\d+ ranks) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -35,13 +34,11 @@ pytestmark = pytest.mark.filterwarnings("default")  # what a page shows may warn
 
 @frozen
 class Block:
-    """A piece of a page that can run: ``language`` is ``python`` or ``sh``; ``how`` says whether it does, ``before`` is
-    what it needs on ranks."""
+    """A piece of a page that can run: ``language`` is ``python`` or ``sh``; ``how`` says whether it does."""
 
     language: str
     code: str
     how: str
-    before: str
     line: int
 
 
@@ -51,7 +48,7 @@ def blocks(page: Path) -> list[Block]:
     for part in PART.finditer(text):
         start = "setup" if part["setup"] else "code"
         line = text.count("\n", 0, part.start(start)) + 1
-        found.append(Block(part["language"] or "python", part[start], part["how"] or "", part["before"] or "", line))
+        found.append(Block(part["language"] or "python", part[start], part["how"] or "", line))
     return found
 
 
@@ -61,7 +58,8 @@ def run(page: Path, ones: list[Block]) -> None:
         if block.how == "output":
             assert printed.getvalue() == block.code, f"{page.name}, line {block.line}"
         elif block.how.endswith("ranks"):
-            Path("ranks.py").write_text(block.before + block.code, encoding="utf-8")
+            before = Path(__file__).with_name(f"{page.stem}_on_ranks.py").read_text(encoding="utf-8")
+            Path("ranks.py").write_text(f"{before}\n{block.code}", encoding="utf-8")
             forked_script(Path("ranks.py").resolve(), ranks=int(block.how.split()[0]))
         elif block.language == "python":
             with contextlib.redirect_stdout(printed := io.StringIO()):
