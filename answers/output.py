@@ -98,6 +98,11 @@ def seconds_text(time_s: float) -> str:
     return f"{time_s * 1e3:.3g} ms" if abs(time_s) >= 1e-3 else f"{time_s * 1e6:.3g} µs"
 
 
+def rate_text(bytes_per_s: float) -> str:
+    """A rate of a link in each direction: ``23.5 GB/s``; without a limit a dash."""
+    return f"{bytes_per_s / 1e9:.4g} GB/s" if isfinite(bytes_per_s) else "–"
+
+
 def share_text(part: float, whole: float) -> str:
     """A share in percent: ``12.3%``."""
     return f"{part / whole:.1%}" if whole else "–"

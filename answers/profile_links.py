@@ -25,8 +25,7 @@ from ..runtimes.devices.host_copies import MeasuredCopy, host_copies
 from ..runtimes.launch.launch import make_team
 from ..runtimes.profile.measured_cluster import memory_of_each
 from .link_measurements import measure_links
-from .output import bytes_text, note, print_json, print_table, seconds_text
-from .topology import rate_text
+from .output import bytes_text, note, print_json, print_table, rate_text, seconds_text
 
 
 @frozen
@@ -90,7 +89,7 @@ def _start(ranks: int | None, backend: str | None) -> int:
         raise RequestError(
             "links are measured between ranks, and "
             f"{'this process is not one' if ranks is None else f'--ranks is {ranks}'}: "
-            "give --ranks 2 or more, or start panpipe with torchrun --module panpipe.cli"
+            "give --ranks 2 or more, or start panpipe with torchrun --module panpipe"
         )
     if backend is not None and find_backend(backend).ranks is None:
         raise RequestError(
@@ -99,7 +98,7 @@ def _start(ranks: int | None, backend: str | None) -> int:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     given = sys.argv[1:] if sys.argv[1:2] == ["profile"] else []
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.run([*command, "--module", "panpipe.cli", *given], env=environment, check=False).returncode
+    return subprocess.run([*command, "--module", "panpipe", *given], env=environment, check=False).returncode
 
 
 def _measure(where: torch.device, kind: str, backend: str | None, repeats: int) -> LinkProfile:

@@ -61,7 +61,7 @@ class Tree:
     def command(self, *arguments: str) -> tuple[dict[str, float], float]:
         """The answer of ``panpipe … --json``, and the seconds that it took of a core."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        text = self.run("-m", "panpipe.cli", *arguments, "--json")
+        text = self.run("-m", "panpipe", *arguments, "--json")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return json.loads(text), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -2,17 +2,14 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from ..answers.bundled_models import BUNDLED
-from ..answers.output import bytes_text, note, print_json, print_table, seconds_text
-from ..answers.topology import draw, rate_text
+from ..answers.output import bytes_text, note, print_json, print_table, rate_text, seconds_text
 from ..core.cluster.catalog import Catalogue, LinkType, catalogue, find_cluster
 from ..core.cluster.catalog.find import cluster_in
 from ..core.cluster.cluster import Cluster, cluster_json
@@ -51,7 +48,6 @@ def catalog(
         Path | None, typer.Option(help="show: write the cluster file (JSON) here.", show_default=False)
     ] = None,
     models: Annotated[bool, typer.Option("--models", help="List the bundled models instead.")] = False,
-    sources: Annotated[bool, typer.Option("--sources", help="Also print where each number comes from.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Devices, links and clusters, and where each number comes from.
@@ -60,7 +56,7 @@ def catalog(
     of the rate of large ones, which depends on its shape. Assumed numbers are marked with ~.
     """
     if models:
-        if action or file or svg or out or sources:
+        if action or file or svg or out:
             raise RequestError("--models lists the bundled models, and goes with --json alone: leave the rest out")
         _print_models(json)
         return
@@ -71,7 +67,7 @@ def catalog(
     if name is None:
         if svg or out:
             raise RequestError(f"--{'svg' if svg else 'out'} needs one cluster: write panpipe catalog show NAME")
-        _print_all(known, sources) if not json else print_json(_answer(known))
+        _print_all(known) if not json else print_json(_answer(known))
         return
     entry = known.links.get(name) or _device(known, name)
     if entry is not None:
@@ -122,7 +118,7 @@ def _answer(known: Catalogue) -> dict[str, Any]:
     }
 
 
-def _print_all(known: Catalogue, sources: bool) -> None:
+def _print_all(known: Catalogue) -> None:
     devices = list(known.devices.values())
     kinds = ("bf16", "tf32", "fp32")
     print_table(
@@ -151,11 +147,7 @@ def _print_all(known: Catalogue, sources: bool) -> None:
         ],
         texts=("title",),
     )
-    if sources:
-        print_table("Sources of the numbers", ("source", "numbers"), _sources(known), texts=("numbers",))
-    print(
-        f"\n{ASSUMED} = assumed. Each number with its source: panpipe catalog show NAME, or panpipe catalog --sources"
-    )
+    print(f"\n{ASSUMED} = assumed. Each number with its source: panpipe catalog show NAME")
 
 
 def _rates(device: DeviceType, kind: str) -> tuple[str, str]:
@@ -204,31 +196,6 @@ def _number(entry: Any, path: str, unit: float) -> str:
     return f"{_mark(entry, path)}{(value[key] if key else value) / unit:.4g}"
 
 
-def _sources(known: Catalogue) -> list[tuple[str, str]]:
-    """Every source with its numbers, assumptions last."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for section in ("devices", "links", "nodes"):
-        for name, entry in getattr(known, section).items():
-            own = f"{name} nodes" if section == "nodes" else name
-            for path, source in entry.sources.items():
-                found.setdefault(str(source), {}).setdefault(own, []).append(path)
-    rows = [(text, _numbers_text(entries)) for text, entries in found.items()]
-    return sorted(rows, key=lambda row: row[0].startswith("assumed"))
-
-
-def _numbers_text(entries: Mapping[str, list[str]]) -> str:
-    """The numbers of one source, by entry; entries with the same numbers are listed together."""
-    together: dict[str, list[str]] = {}
-    for name, paths in entries.items():
-        fields: dict[str, list[str]] = {}
-        for path in paths:
-            field, _, key = path.partition(".")
-            fields.setdefault(field, []).extend([key] if key else [])
-        listed = ", ".join(f"{field} ({', '.join(keys)})" if keys else field for field, keys in fields.items())
-        together.setdefault(listed, []).append(name)
-    return "; ".join(f"{', '.join(names)}: {listed}" for listed, names in together.items())
-
-
 def _print_entry(entry: Any) -> None:
     print(f"{entry.name}: {entry.title}")
     rows = []
@@ -244,12 +211,9 @@ def _print_entry(entry: Any) -> None:
 
 
 def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
-    console = Console()
     topology = topology_of(cluster)
     title = known.clusters[name].title if name in known.clusters else _summary(cluster, topology)
-    print(f"{textwrap.fill(f'{name}: {title}', console.width)}\n")
-    for line in draw(cluster, topology, console.width - 2)[:-1]:
-        console.print(_coloured(line), no_wrap=True, crop=False)
+    print(textwrap.fill(f"{name}: {title}", Console().width))
     rows = [(c.ends, c.count, _rate_text(c), seconds_text(c.latency_s)) for c in topology.links]
     print_table("Links: effective rate in each direction", ("between", "links", "rate", "latency"), rows)
     print_table(
@@ -286,13 +250,3 @@ def _path_row(cluster: Cluster, path: PathClass) -> tuple[str | int, ...]:
 def _summary(cluster: Cluster, topology: Topology) -> str:
     nodes = f" in {len(topology.nodes)} nodes" if len(topology.nodes) > 1 else ""
     return f"{counted(len(cluster.devices), 'device')}{nodes}"
-
-
-def _coloured(line: str) -> Text:
-    """A row of the drawing, with colours: lines are dim, names of devices are bold."""
-    text = Text(line)
-    text.highlight_regex(r"[─│┌┬┐├┤└┴┘┼╭╮]+", "dim")
-    text.highlight_regex(r"\b(gpu|device)\d+", "bold bright_blue")
-    text.highlight_regex(r"\bnic\d+", "yellow")
-    text.highlight_regex(r"\b(nvswitch|spine|network|rail\d+)\b", "green")
-    return text

@@ -17,17 +17,19 @@ from ..core.schedules.building_block import read_block
 from ..core.schedules.meaning import meaning_of
 from ..core.schedules.schedule_csv import schedule_csv
 from ..core.schedules.scored import Scored
-from .search_options import Evaluations, Seconds, Seed
 from .uniform_options import (
     BackwardInput,
     BackwardWeight,
     Devices,
+    Evaluations,
     Forward,
     FreedByInput,
     HostCopyTime,
     MemoryLimit,
     MessageTime,
     Microbatches,
+    Seconds,
+    Seed,
     StageScale,
 )
 

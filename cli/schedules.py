@@ -7,24 +7,26 @@ from typing import Annotated, Any
 import typer
 
 from ..answers.output import note, print_json, print_table
-from ..answers.schedule_search import check_search, run_search
+from ..answers.schedule import check_search, run_search
 from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, numbers, uniform_times
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, exceeds
 from ..core.schedules.tradeoff import frontier, named_schedules, peak_of, search_limits
-from .search_options import Evaluations, Seconds, Seed
 from .uniform_options import (
     HOST_COPY,
     BackwardInput,
     BackwardWeight,
     Devices,
+    Evaluations,
     Forward,
     FreedByInput,
     MemoryLimit,
     MessageTime,
     Microbatches,
+    Seconds,
+    Seed,
     StageScale,
 )
 

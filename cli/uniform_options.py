@@ -1,4 +1,4 @@
-"""Options on uniform stages, for the commands that build schedules without a model."""
+"""Options of the commands that build schedules without a model: uniform stages, and the search."""
 
 from typing import Annotated
 
@@ -28,3 +28,18 @@ MemoryLimit = Annotated[
 ]
 HOST_COPY = "Time to copy one device's saved tensors for one microbatch to the host and back, over all its chunks."
 HostCopyTime = Annotated[float, typer.Option(help=HOST_COPY)]
+Evaluations = Annotated[
+    int | None,
+    typer.Option(
+        help="auto: number of orders to try; the default takes about ten seconds for 8 devices and 32 microbatches.",
+        show_default=False,
+    ),
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(
+        help="auto: time of the search, in place of --evaluations; the schedule's name then has their number.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="auto: seed of its random numbers.", show_default=False)]

@@ -1,38 +1,31 @@
-"""Functions compiled by numba, with their machine code cached on disk if there is a folder for it.
+"""Functions that numba compiles when they are first called, with their machine code on disk.
 
-numba caches it next to the sources or in the user's cache folder. If neither is writable, as in a container with an
-installation by another user and no home, numba raises an error; such a function is then compiled in each process.
+numba, which takes most of a second to import, is imported by the first call. Machine code is found in two places: where
+numba caches it, next to the sources or in the user's cache folder; and next to the sources in a wheel, compiled ahead
+for any CPU of the architecture (`setup.py`). It belongs to one content of the sources and one version of numba.
 
-Each function is cached as soon as it is compiled: a process that is ended in between loses only the one it compiled.
+If no cache folder can be written, as in a container with an installation by another user and no home, what the wheel
+lacks is compiled in each process. Each function is cached as soon as it is compiled: a process that is ended in between
+loses only the one it compiled.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from functools import cache, update_wrapper
+from hashlib import sha256
+from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
-from numba.core import event
-from numba.core.registry import CPUDispatcher
 
 from .compile_notice import announce
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-class _Announcer(event.Listener):
-    """Announces that a function of panpipe is compiled: it is neither in memory nor on disk."""
-
-    def on_start(self, event: Any) -> None:
-        function = getattr(event.data.get("dispatcher"), "py_func", None)
-        if getattr(function, "__module__", "").partition(".")[0] == __name__.partition(".")[0]:
-            announce()
-
-    def on_end(self, event: Any) -> None:
-        pass
-
-
-event.register("numba:compile", _Announcer())  # type: ignore[no-untyped-call]
+_lock = RLock()
+_interpreting = False
 
 
 def njit(**options: Any) -> Callable[[F], F]:
@@ -41,31 +34,94 @@ def njit(**options: Any) -> Callable[[F], F]:
     Args:
         options: of ``numba.njit``.
     """
-
-    def decorate(function: F) -> F:
-        compiled: Any
-        try:
-            compiled = numba.njit(cache=True, **options)(function)
-            _ignore_unreadable_index(compiled)
-        except RuntimeError as error:
-            if "no locator available" not in str(error):
-                raise
-            compiled = numba.njit(**options)(function)
-        if isinstance(compiled, CPUDispatcher):  # not with NUMBA_DISABLE_JIT
-            compiled.__class__ = _Function
-        return cast(F, compiled)
-
-    return decorate
+    return lambda function: cast(F, _Function(function, options))
 
 
-_interpreting = False
+class _Function:
+    """A function that is compiled when it is called, except within :func:`interpreted`.
 
+    The last two attributes are those by which numba finds functions that compiled code calls.
+    """
 
-class _Function(CPUDispatcher):
-    """A function that is compiled when it is called, except within :func:`interpreted`."""
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        update_wrapper(self, function)
+        self.py_func, self.targetoptions = function, options
+        self._compiled: Any = None
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        return self.py_func(*args, **named) if _interpreting else super().__call__(*args, **named)
+        return (self.py_func if _interpreting else self.compiled)(*args, **named)
+
+    @property
+    def compiled(self) -> Any:
+        """numba's function."""
+        if self._compiled is None:
+            with _lock:
+                self._compiled = self._compiled or _cached(self.py_func, self.targetoptions)
+        return self._compiled
+
+    @property
+    def signatures(self) -> Any:
+        """The types of arguments for which it is compiled in this process."""
+        return () if self._compiled is None else self._compiled.signatures
+
+    @property
+    def _numba_type_(self) -> Any:
+        return self.compiled._numba_type_
+
+
+def _cached(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    import numba
+
+    _announce_compilation()
+    try:
+        compiled = numba.njit(cache=True, **options)(function)
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+        return numba.njit(**options)(function)
+    if (file := _index_file(compiled)) is not None:
+        _find_machine_code(file, Path(function.__code__.co_filename))
+    return compiled
+
+
+def _find_machine_code(file: Any, source: Path) -> None:
+    """Look for machine code in numba's folder, and next to the source.
+
+    An index is a pickle that names the classes of argument types. numba reads it before it compares the sources, so
+    after a class is renamed, or if the file is truncated, reading it would raise.
+    """
+    file._source_stamp = sha256(source.read_bytes()).digest()
+    ahead = copy(file)
+    ahead._cache_path = str(source.parent / "__pycache__")
+    ahead._index_path = str(source.parent / "__pycache__" / file._index_name)
+    for each in (file, ahead):
+        each._load_index = _tolerant(each._load_index)
+    load = file.load
+
+    def load_either(key: Any) -> Any:
+        found = load(key)
+        if found is None:
+            types, (platform, *_), code = key
+            found = ahead.load((types, (platform, *ANY_CPU), code))
+        return found
+
+    file.load, file.ahead = load_either, ahead
+
+
+ANY_CPU = "generic", ""
+"""The CPU, and its further instructions, for which wheels are compiled: ``NUMBA_CPU_NAME`` of `setup.py`."""
+
+
+def _tolerant(load: Callable[[], Any]) -> Callable[[], Any]:
+    def load_index() -> Any:
+        try:
+            return load()
+        except OSError:
+            raise
+        except Exception:  # whatever unpickling raises
+            return {}
+
+    return load_index
 
 
 def is_interpreted() -> bool:
@@ -90,30 +146,25 @@ def interpreted() -> Iterator[None]:
         np.random.set_state(state)
 
 
-def _ignore_unreadable_index(function: Callable[..., Any]) -> None:
-    """Compile a function again if the index of its machine code cannot be read.
+@cache
+def _announce_compilation() -> None:
+    """From now on, announce that a function of panpipe is compiled: it is neither in memory nor on disk."""
+    from numba.core import event
 
-    The index is a pickle that names the classes of argument types. numba reads it before it compares the sources' age,
-    so after a class is renamed, or if the file is truncated, the first call would raise.
-    """
-    file = _index_file(function)
-    if file is None:
-        return
-    load = file._load_index
+    class Announcer(event.Listener):
+        def on_start(self, event: Any) -> None:
+            function = getattr(event.data.get("dispatcher"), "py_func", None)
+            if getattr(function, "__module__", "").partition(".")[0] == __name__.partition(".")[0]:
+                announce()
 
-    def tolerant() -> Any:
-        try:
-            return load()
-        except OSError:
-            raise
-        except Exception:  # whatever unpickling raises
-            return {}
+        def on_end(self, event: Any) -> None:
+            pass
 
-    file._load_index = tolerant
+    event.register("numba:compile", Announcer())  # type: ignore[no-untyped-call]
 
 
-def _index_file(function: Callable[..., Any]) -> Any:
-    """numba's file with the index of a function's machine code; None if this numba has none (0.59 to 0.63 have one)."""
+def _index_file(function: Any) -> Any:
+    """numba's file with the index of a function's machine code; None if this numba has none (0.59 to 0.68 have one)."""
     file = getattr(getattr(function, "_cache", None), "_cache_file", None)
     return file if hasattr(file, "_load_index") else None
 
@@ -124,10 +175,11 @@ def is_compiled(function: Callable[..., Any]) -> bool:
     Also True if numba has no cache folder, or is a version whose index cannot be read: compiling ahead is then
     impossible.
     """
-    file = _index_file(function)
-    if getattr(function, "signatures", None) or file is None:
+    assert isinstance(function, _Function)
+    file = _index_file(function.compiled)
+    if function.signatures or file is None:
         return True
     try:
-        return bool(file._load_index())
+        return bool(file._load_index() or file.ahead._load_index())
     except OSError:
         return True

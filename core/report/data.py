@@ -64,7 +64,6 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
         "queues": _queues(traces),
         "traces": drawn,
         "step": _step(plan, predicted, measured, facts),
-        "bubble": [min(trace["bubbles"], default=0.0) for trace in drawn],
         "peaks": _peaks(traces),
         "limits": _limits(plan, facts),
         "hosts": _hosts(plan, traces),

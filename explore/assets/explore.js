@@ -205,7 +205,7 @@ function drawPoints() {
       + (plain ? " Memory is in one device's saved tensors for one microbatch." : "");
   }
   const limit = (state.base ?? question).memory_limit ?? null;
-  const units = plain ? { time: PLAIN, memory: PLAIN, timeIs: ", in the unit of F", memoryIs: ", in microbatches" }
+  const units = plain ? { time: TIME_UNIT, memory: MICROBATCH, timeIs: ", in the unit of F", memoryIs: ", in microbatches" }
     : { time: SECONDS, memory: BYTES, timeIs: "", memoryIs: "" };
   drawFrontier(byName("frontier"), points, { units, limit, chosen: question, choose: choosePoint });
 }

@@ -27,9 +27,9 @@ function drawFrontier(box, points, { units, limit, chosen, choose }) {
   const frame = svg("svg", { viewBox: `0 0 ${PLOT.width} ${PLOT.height}`, width: PLOT.width, height: PLOT.height, role: "group", "aria-label": "Time against memory of all schedules" });
   for (const tick of yTicks) {
     frame.append(svg("line", { x1: PLOT.left, x2: PLOT.width - PLOT.right, y1: y(tick), y2: y(tick), class: "axis" }));
-    frame.append(svg("text", { x: PLOT.left - 8, y: y(tick) + 4, "text-anchor": "end" }, time(tick)));
+    frame.append(svg("text", { x: PLOT.left - 8, y: y(tick) + 4, "text-anchor": "end" }, tickText(tick, units.time, 3)));
   }
-  for (const tick of xTicks) frame.append(svg("text", { x: x(tick), y: PLOT.height - PLOT.bottom + 18, "text-anchor": "middle" }, memory(tick)));
+  for (const tick of xTicks) frame.append(svg("text", { x: x(tick), y: PLOT.height - PLOT.bottom + 18, "text-anchor": "middle" }, tickText(tick, units.memory, 3)));
   frame.append(svg("text", { x: PLOT.width - PLOT.right, y: PLOT.height - 4, "text-anchor": "end" }, `memory of the fullest device${units.memoryIs} →`));
   frame.append(svg("text", { x: 0, y: PLOT.height - 4 }, `↑ step time${units.timeIs}`));
   if (limit !== null) {

@@ -70,7 +70,7 @@ def test_ranks_run_the_same_command(monkeypatch):
     assert profiled(3, "gloo") == 5
     ((command, threads, check),) = started
     assert command[command.index("--nproc-per-node") + 1] == "3"
-    assert command[-5:] == ["panpipe.cli", "profile", "links", "--ranks", "3"]
+    assert command[-5:] == ["panpipe", "profile", "links", "--ranks", "3"]
     assert (threads, check) == ("1", False)
 
 

@@ -82,7 +82,7 @@ def installed(tmp_path_factory):
 
 
 def test_an_installed_backend_is_found_next_to_one_that_raises(installed):
-    command = [installed[1], "-m", "panpipe.cli", "backends", "--json"]
+    command = [installed[1], "-m", "panpipe", "backends", "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8")
     answer = json.loads(done.stdout)
     assert [one["name"] for one in answer["backends"]] == ["memcpy", "gloo", "nccl", "sockets"]
@@ -103,7 +103,7 @@ def test_installed_backend_trains_like_one_process(installed, tmp_path):
 
 @pytest.mark.slow
 def test_installed_backend_conforms(installed):
-    command = [installed[1], "-m", "panpipe.cli", "backends", "sockets", "--check", "--json"]
+    command = [installed[1], "-m", "panpipe", "backends", "sockets", "--check", "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     answer = json.loads(done.stdout)

@@ -14,7 +14,7 @@ from ..support.launch import HANGS_S
 @pytest.mark.slow
 def test_profile_links_starts_ranks_and_its_cluster_is_planned_for(tmp_path):
     file = tmp_path / "cluster.json"
-    panpipe = [sys.executable, "-m", "panpipe.cli"]
+    panpipe = [sys.executable, "-m", "panpipe"]
     command = [*panpipe, "profile", "links", "--device", "cpu", "--ranks", "2", "--repeats", "2", "--json"]
     command += ["--out", str(file)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANGS_S, encoding="utf-8")

@@ -212,7 +212,7 @@ def test_paragraphs_of_the_help_wrap_at_the_width_of_the_terminal(capsys, monkey
 def test_locale_without_a_character_gets_a_question_mark(words):
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONIOENCODING"} | ascii_alone
-    command = [sys.executable, "-m", "panpipe.cli", *words]
+    command = [sys.executable, "-m", "panpipe", *words]
     done = subprocess.run(command, capture_output=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()

@@ -82,7 +82,7 @@ def test_forward_scales_both_halves_of_the_backward_unless_they_are_given(capsys
 def test_shells_complete_commands_and_options():
     def completed(*words):
         given = {"_PANPIPE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-        command = [sys.executable, "-m", "panpipe.cli"]
+        command = [sys.executable, "-m", "panpipe"]
         return subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=True).stdout
 
     assert completed("panpipe", "sche").split() == ["schedule", "schedules"]

@@ -13,7 +13,7 @@ from ..support.launch import HANGS_S
 @contextmanager
 def explorer(*words, **more):
     """A running ``panpipe explore --no-browser``; yields its address."""
-    command = [sys.executable, "-m", "panpipe.cli", "explore", "--no-browser", *map(str, words)]
+    command = [sys.executable, "-m", "panpipe", "explore", "--no-browser", *map(str, words)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **more)
     try:
         assert server.stdout is not None

@@ -148,7 +148,7 @@ def test_replicas_from_an_automatic_plan_to_a_trace_and_a_checkpoint(tmp_path):
         assert {(rank, "REDUCE_GRAD") for rank in range(4)} <= {tuple(kind) for kind in one["kinds"]}
     assert len(list((tmp_path / "saved").glob("*.safetensors"))) == 2
     traces = {"measured": tmp_path / "measured.json", "predicted": tmp_path / "predicted.json"}
-    cli = [sys.executable, "-m", "panpipe.cli"]
+    cli = [sys.executable, "-m", "panpipe"]
     for command in (
         ["simulate", tmp_path / "plan.json", "--trace", traces["predicted"]],
         ["compare", traces["predicted"], traces["measured"], "--json"],

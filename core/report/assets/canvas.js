@@ -41,7 +41,7 @@ function ticks(from, to, width) {
   for (let i = Math.ceil(from / step); i * step <= to; i += 1) found.push(i * step);
   const [scale, unit] = scaled(Math.max(to, step), TIME_UNITS);
   const places = Math.max(0, -Math.floor(Math.log10(step / scale) + 1e-9));
-  return found.map((time) => ({ time, text: `${(time / scale).toFixed(places)} ${unit}`.trim() }));
+  return found.map((time) => ({ time, text: `${(time / scale).toFixed(places)} ${TIME_UNITS === TIME_UNIT ? "" : unit}`.trim() }));
 }
 
 // ---- pointers ----

@@ -21,18 +21,26 @@ function scaled(value, units) {
 
 const SECONDS = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
 const BYTES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
-const PLAIN = [[1, ""]]; // times and sizes of a schedule of uniform stages, in the unit of its costs
+// Times and sizes of a schedule of uniform stages: in the unit of its costs, and in saved tensors of one microbatch.
+const TIME_UNIT = [[1, "time units", "time unit"]];
+const MICROBATCH = [[1, "microbatches", "microbatch"]];
 
 function quantity(value, units, digits) {
   if (value === 0) return { number: "0", unit: units[units === SECONDS ? 0 : units.length - 1][1] };
-  const [scale, unit] = scaled(value, units);
+  const [scale, unit, one] = scaled(value, units);
   const number = significant(value / scale, digits);
-  return { number: units === PLAIN ? String(Number(number)) : number, unit };
+  if (one === undefined) return { number, unit };
+  return { number: String(Number(number)), unit: Number(number) === 1 ? one : unit };
 }
 
 function amount(value, units, digits) {
   const { number, unit } = quantity(value, units, digits);
   return unit ? `${number}${NO_BREAK}${unit}` : number;
+}
+
+// The number at a tick of an axis; uniform stages have their unit in the axis' title.
+function tickText(value, units, digits) {
+  return units[0].length > 2 ? quantity(value, units, digits).number : amount(value, units, digits);
 }
 
 function percent(value) {

@@ -222,7 +222,7 @@ function paintMemoryAxes(context, plot, base, x, y, scale) {
     context.fillStyle = css(colour("--line"));
     context.fillRect(plot.left, Math.round(y(value)), plot.width, 1);
     context.fillStyle = css(colour("--faint"));
-    context.fillText(value === 0 ? "0" : bytes(value), plot.left - 8, y(value));
+    context.fillText(value === 0 ? "0" : tickText(value, BYTE_UNITS, 3), plot.left - 8, y(value));
   }
   context.textBaseline = "alphabetic";
   for (const tick of ticks(view.from, view.to, plot.width)) {

@@ -15,11 +15,15 @@ function figures() {
   box.append(figure("Step time", time.number, time.unit, step));
   if (interval !== null) step.after(element("p", {}, `90 % between ${seconds(interval[0])} and ${seconds(interval[1])}`));
   if (timed > 1) step.after(element("p", {}, `median of ${timed} steps, ${seconds(fastest)} to ${seconds(slowest)}`));
-  const [first, second] = DATA.bubble;
-  const bubble = element("p", {}, second === undefined ? "predicted, on the busiest device" : "predicted ");
-  if (second !== undefined) bubble.append(element("strong", {}, percent(first)), ", on the busiest device");
-  box.append(figure("Bubble", percent(second === undefined ? first : second), "", bubble));
-  if (DATA.peaks.kinds.length) box.append(peakFigure());
+  const [bubble, measuredBubble] = DATA.traces.map((trace) => trace.bubbles);
+  box.append(deviceFigure("Bubble of the busiest device", bubble, measuredBubble, Math.min,
+    (value) => ({ number: percent(value), unit: "" }), percent, percent));
+  if (DATA.peaks.kinds.length) {
+    const [peak, measuredPeak] = DATA.peaks.devices;
+    const title = DATA.peaks.whole ? "Peak memory" : `Peak of ${DATA.peaks.kinds.join(", ")}`;
+    box.append(deviceFigure(title, peak, measuredPeak, Math.max, (value) => quantity(value, BYTE_UNITS, 3), bytes,
+      (value, found) => (found > 0 ? signed(value / found - 1) : bytes(value))));
+  }
   if (speedup !== null) {
     const ideal = DATA.plan.devices * DATA.plan.replicas;
     const words = `over one process, on ${plural(ideal, "device")}`;
@@ -27,25 +31,18 @@ function figures() {
   }
 }
 
-function peakFigure() {
-  const [predicted, measured] = DATA.peaks.devices;
+// A value of each device, measured if it was, with its prediction; the headline is that of one device, by Math.min or Math.max.
+function deviceFigure(title, predicted, measured, choose, headline, text, prediction) {
   const shown = measured || predicted;
-  const worst = Math.max(...shown);
-  const size = quantity(worst, BYTE_UNITS, 3);
+  const chosen = shown.indexOf(choose(...shown));
+  const { number, unit } = headline(shown[chosen]);
   const list = element("dl");
-  if (shown.length <= 4) {
-    shown.forEach((value, device) => {
-      const both = measured && predicted && value > 0;
-      const words = both ? `predicted ${signed(predicted[device] / value - 1)}` : "";
-      list.append(element("dt", {}, `device ${device}`), element("dd", {}, bytes(value)), element("dd", { class: "error" }, words));
-    });
-  } else {
-    const device = shown.indexOf(worst);
-    list.append(element("dt", {}, `on device ${device}`), element("dd", {}, measured && predicted
-      ? `predicted ${bytes(predicted[device])}` : ""), element("dd"));
-  }
-  const title = DATA.peaks.whole ? "Peak memory" : `Peak of ${DATA.peaks.kinds.join(", ")}`;
-  return figure(title, size.number, size.unit, list);
+  shown.forEach((value, device) => {
+    if (shown.length > 4 && device !== chosen) return;
+    const words = measured && predicted ? `predicted ${prediction(predicted[device], value)}` : "";
+    list.append(element("dt", {}, `device ${device}`), element("dd", {}, text(value)), element("dd", { class: "error" }, words));
+  });
+  return figure(title, number, unit, list);
 }
 
 function legend() {

@@ -1,7 +1,7 @@
 // The units of this report, and its elements by name.
 
-const TIME_UNITS = DATA.units === "plain" ? PLAIN : SECONDS;
-const BYTE_UNITS = DATA.units === "plain" ? PLAIN : BYTES;
+const TIME_UNITS = DATA.units === "plain" ? TIME_UNIT : SECONDS;
+const BYTE_UNITS = DATA.units === "plain" ? MICROBATCH : BYTES;
 const seconds = (value, digits = 4) => amount(value, TIME_UNITS, digits);
 const bytes = (value) => amount(value, BYTE_UNITS, DATA.units === "plain" ? 4 : 3);
 
