@@ -80,23 +80,10 @@ PARTS = ("monitors", "schedules", "traces", "weights")
 
 __all__ = list(_HOME) + list(PARTS)
 
-_MOVED = {
-    name: part
-    for part, names in {
-        "schedules": "Schedule ScheduleProblem StageCosts families find_family find_schedule score",
-        "monitors": "DeviceReport JsonLines LogContext StepReport TensorBoard",
-        "traces": "Check Checked ReportFacts Trace compare read_trace write_report write_trace",
-    }.items()
-    for name in names.split()
-}
-"""Names of earlier releases, and the module that has them now."""
-
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module(".core.version", __name__).version()
-    if name in _MOVED:
-        raise AttributeError(f"panpipe.{name} is panpipe.{_MOVED[name]}.{name} now")
     if name not in __all__:
         raise AttributeError(f"module 'panpipe' has no attribute '{name}'; it has {', '.join(__all__)}")
     state = random.getstate()  # some of the packages that are imported draw random numbers

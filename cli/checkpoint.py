@@ -18,8 +18,6 @@ class CheckpointAction(StrEnum):
 
     CHECK = "check"
     EXPORT = "export"
-    IMPORT = "import"
-    """Removed: an error names what took its place."""
 
 
 def checkpoint(
@@ -32,12 +30,6 @@ def checkpoint(
 
     check compares every file with its hash. export writes a checkpoint of torch.distributed.checkpoint (DCP).
     """
-    if action is CheckpointAction.IMPORT:
-        raise RequestError(
-            "panpipe checkpoint import is removed: in a script with the pipeline, torch.distributed.checkpoint.load("
-            "{'pipe': pipe}, checkpoint_id=folder) reads a checkpoint that you trust, and pipe.checkpoint(new_folder) "
-            "writes it"
-        )
     if (target is None) != (action is CheckpointAction.CHECK):
         taken = "FOLDER alone" if action is CheckpointAction.CHECK else "FOLDER and TARGET, a new folder"
         raise RequestError(f"panpipe checkpoint {action} takes {taken}")

@@ -25,7 +25,9 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    graph: Annotated[Path | None, typer.Option(help="Operator-graph file with costs.", show_default=False)] = None,
+    graph: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Operator-graph file with costs.", show_default=False)
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from attrs import evolve
 
-from ..answers.idle import idle_answer, idle_of, print_idle
-from ..answers.memory import print_memory
 from ..answers.output import bytes_text, check_writable, note, print_json, print_table, seconds_text, share_text
 from ..answers.plan_files import PlanFile, read_plan_or_schedule
+from ..answers.step_tables import idle_answer, idle_of, print_idle, print_memory
 from ..answers.uniform import equal_stages, uniform_times
 from ..core.cluster.catalog.find import find_cluster
 from ..core.cluster.cluster import Cluster, fully_connected

@@ -19,7 +19,6 @@ from ..core.errors import PanpipeError, RequestError
 from ..core.report.chart.topology import topology_svg
 from . import exports, uniform_answers
 from .access import Access
-from .job_lines import progress
 from .page import explorer_html
 from .question import (
     REQUEST_LIMITS,
@@ -29,6 +28,7 @@ from .question import (
     UniformQuestion,
     parse_question,
     parse_request,
+    progress,
 )
 from .results import Results
 from .worker_client import Worker

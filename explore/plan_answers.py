@@ -12,10 +12,10 @@ from attrs import evolve, frozen
 
 from ..answers.output import bytes_text, seconds_text
 from ..answers.plan.answer import PlanAnswer
+from ..answers.plan.choices import wanted_tensor
 from ..answers.plan.infeasible import InfeasibleAnswer
 from ..answers.plan.planning import plan_answer, plan_request
 from ..answers.plan.request import PlanRequest
-from ..answers.plan.tensor import wanted_tensor
 from ..core.cluster.catalog.find import find_cluster
 from ..core.errors import InfeasibleError, RequestError
 from ..core.plan.plan import Plan, plan_json
@@ -25,9 +25,8 @@ from ..core.report.facts import ReportFacts
 from ..core.schedules.problem import ScheduleFamily
 from ..core.search.suggestions.infeasible import NothingFits
 from .exports import File, plan_file
-from .job_lines import Report, progress
-from .module_search import with_names
-from .question import PlanQuestion, key_of, plain_question
+from .question import PlanQuestion, Report, key_of, plain_question, progress
+from .results import with_names
 
 EVALUATIONS_PER_FAMILY = 2_000
 """Evaluations of the search for the plan of one schedule family on the frontier."""

@@ -1,12 +1,13 @@
 """Questions of the page: the state of its form, as the options of ``panpipe schedule`` or ``panpipe plan``.
 
-A question is all that an answer depends on: the same question gives the same answer, here and on the command line.
+A question is all that an answer depends on: the same question gives the same answer, here and on the command line. Jobs
+report lines with an answer, a point, progress, or an error.
 """
 
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from attrs import asdict, field, fields, frozen
 
@@ -188,3 +189,14 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return repr(int(value)) if value.is_integer() else repr(value)
     return str(value)
+
+
+class Report(Protocol):
+    """Reports a line of a job. It raises if the job was cancelled."""
+
+    def __call__(self, **line: Any) -> None: ...
+
+
+def progress(text: str, done: int = 0, of: int = 0) -> dict[str, Any]:
+    """A line on how far a job is; ``of`` is 0 if that is not known."""
+    return {"progress": {"text": text, "done": done, "of": of}}

@@ -6,8 +6,8 @@ from typing import Any
 
 from attrs import frozen
 
-from ..answers.idle import idle_of
 from ..answers.plan_files import read_plan_or_schedule
+from ..answers.step_tables import idle_of
 from ..core.errors import RequestError, naming
 from ..core.files.json_reader import parse_json
 from ..core.files.limits import TRACE
@@ -20,7 +20,6 @@ from ..core.trace.trace import Trace
 from ..core.validation.validate import check_actions
 from ..simulators.run import simulate
 from .exports import File, plan_file
-from .module_search import with_names
 
 GRAPH = "panpipe.opgraph/"
 
@@ -148,3 +147,15 @@ def _of_traces(traces: Sequence[tuple[Path, Trace]], known: set[str]) -> list[Re
         title = f"{predicted[0][0].name} + {measured[0][0].name}"
         return [Result(title, None, predicted[0][1], measured[0][1])]
     return [Result(where.name, None, trace, None) for where, trace in left]
+
+
+MOST_NAMES = 4000
+"""Most module names of a stage that the page can search."""
+
+
+def with_names(data: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The data with the modules of every stage by their whole names, for the search."""
+    for stage, shown in zip(plan.stages, data["plan"]["stages"], strict=True):
+        modules = dict.fromkeys(name.rpartition("/")[0] or name for name in stage.nodes)
+        shown["names"] = list(modules)[:MOST_NAMES]
+    return data

@@ -20,8 +20,7 @@ from ..core.schedules.tradeoff import candidate_schedules, frontier, peak_of, se
 from ..core.timing.idle import IdleTime, KnownStep, idle_time
 from ..core.timing.orders import evaluate
 from .exports import File, schedule_file
-from .job_lines import Report, progress
-from .question import UniformQuestion, key_of, plain_question
+from .question import Report, UniformQuestion, key_of, plain_question, progress
 
 MOST_CACHED = 256
 """Most schedules that are cached, by question."""

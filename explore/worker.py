@@ -16,8 +16,7 @@ from typing import IO, Any
 
 from ..core.compile_notice import compile_notice
 from ..core.errors import PanpipeError, in_a_line
-from .job_lines import Report, progress
-from .question import Question, parse_question
+from .question import Question, Report, parse_question, progress
 
 LOWER_PRIORITY = 10
 """Added to the process's nice value: while a search runs, the server answers a moved slider, and the browser draws."""

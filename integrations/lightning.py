@@ -24,8 +24,7 @@ from ..runtimes.pipeline import Pipeline
 from .lightning_steps import Logged, detached, loss_of, prediction
 from .optimizers import ModelOptimizer
 from .replicas import ReplicaRows
-from .requirements import needs
-from .settings import refuse_twice, with_own
+from .requirements import needs, refuse_twice, with_own
 
 with needs("lightning"):
     from lightning.pytorch.strategies import SingleDeviceStrategy

@@ -26,8 +26,7 @@ from ..runtimes.pipeline import Pipeline
 from .optimizers import ModelOptimizer
 from .own_loss import step_of_trainer
 from .replicas import ReplicaRows
-from .requirements import needs
-from .settings import refuse_twice, with_own
+from .requirements import needs, refuse_twice, with_own
 from .trainer_steps import SHARE, BatchCount, Outputs
 
 with needs("transformers"):

@@ -19,9 +19,8 @@ from ...core.timing.idle import IdleTime
 from ...core.trace.throughput import StepTotals, Throughput, throughput
 from ...core.validation.interval import interval_text
 from ...core.wording import counted
-from ..idle import idle_answer, idle_of, print_idle
-from ..memory import print_memory
 from ..output import bytes_text, print_table, seconds_text, share_text, wide
+from ..step_tables import idle_answer, idle_of, print_idle, print_memory
 
 if TYPE_CHECKING:
     from ...simulators.result import SimulationResult

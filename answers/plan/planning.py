@@ -32,7 +32,6 @@ from ...core.trace.throughput import StepTotals
 from ...core.tradeoff import by_time
 from ..output import check_writable, note, print_json
 from ..progress import search_progress
-from .allowance import Allowance
 from .answer import PlanAnswer
 from .choices import (
     judge_of,
@@ -42,12 +41,13 @@ from .choices import (
     wanted_chunks,
     wanted_meshes,
     wanted_recompute,
+    wanted_tensor,
+    with_tensor_ranks,
 )
 from .costs import PlanningCosts, model_costs
 from .infeasible import refuse
 from .options import PlanOptions
-from .request import LAYERS_IF_ENOUGH, PlanRequest
-from .tensor import wanted_tensor, with_tensor_ranks
+from .request import LAYERS_IF_ENOUGH, Allowance, PlanRequest
 
 if TYPE_CHECKING:
     from ...core.search.confirm import SearchResult

@@ -1,9 +1,11 @@
-"""The request of ``panpipe plan``, and the same request with a change."""
+"""The request of ``panpipe plan``, the same request with a change, and the budget of its searches."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import define, evolve, frozen
 
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.tensor_groups import GroupedCluster, consecutive_groups
@@ -20,7 +22,6 @@ from ...core.search.suggestions.changes import InfeasibleRequest, Relaxation
 from ...core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
 from ...core.validation.interval import with_step_error
 from ..output import note
-from .allowance import Allowance
 from .choices import counted_workload, sized_workload, wanted_meshes
 from .costs import PlanningCosts
 
@@ -33,6 +34,58 @@ LAYERS_IF_ENOUGH = "layers if enough"
 """Stages end between layers, if the model has a layer for each stage of a pipeline."""
 FEW = 20_000
 """Most evaluations of a search for fewer devices than the cluster has."""
+
+
+RESERVED = 0.06
+"""Share of a given budget for searches with fewer devices, where they follow."""
+
+
+@define
+class Allowance:
+    """What the searches of an answer may still take.
+
+    Args:
+        evaluations: of all of them; None if each has its own default.
+        seconds: for all of them; None for no limit. Only the time within :meth:`timed` counts.
+        clock: seconds from any start.
+    """
+
+    evaluations: int | None
+    seconds: float | None
+    clock: Callable[[], float] = time.monotonic
+
+    def share(self, searches: int, *, reserve: bool = False) -> int | None:
+        """Evaluations of the next search, at least one.
+
+        Args:
+            searches: how many are left, including the next one.
+            reserve: whether searches with fewer devices follow them.
+        """
+        if self.evaluations is None:
+            return None
+        return max(int(self.evaluations * (1 - RESERVED if reserve else 1)) // searches, 1)
+
+    def spend(self, evaluations: int) -> None:
+        """Count evaluations."""
+        if self.evaluations is not None:
+            self.evaluations -= evaluations
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no evaluations or no time are left."""
+        return (self.evaluations is not None and self.evaluations < 1) or (
+            self.seconds is not None and self.seconds <= 0
+        )
+
+    @contextmanager
+    def timed(self, searches: int = 1) -> Iterator[float | None]:
+        """Run one search, of the ``searches`` that are left; yields its limit in seconds, or None."""
+        start = self.clock()
+        try:
+            yield None if self.seconds is None else self.seconds / searches
+        finally:
+            if self.seconds is not None:
+                self.seconds -= self.clock() - start
 
 
 @frozen

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.answers.idle import idle_of
+from panpipe.answers.step_tables import idle_of
 from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link

@@ -60,10 +60,8 @@ def test_wrong_arguments_of_the_command_are_refused(tmp_path, capsys):
     assert main(["checkpoint", "check", str(tmp_path), str(tmp_path)]) == 2
     assert main(["checkpoint", "export", str(tmp_path)]) == 2
     assert main(["checkpoint", "check", str(tmp_path)]) == 2
-    assert main(["checkpoint", "import", str(tmp_path), str(tmp_path / "new")]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in said] == ["panpipe"] * 4
+    assert [line.split(":")[0] for line in said] == ["panpipe"] * 3
     assert "takes FOLDER alone" in said[0]
     assert "takes FOLDER and TARGET, a new folder" in said[1]
-    assert "import is removed: in a script with the pipeline" in said[3]
     assert "there is no whole checkpoint" in said[2]
