@@ -76,13 +76,9 @@ def print_idle(idle: IdleTime) -> None:
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
 
-HEADINGS = {
-    "parameters": "params",
-    "gradients": "grads",
-    "optimizer": "optim",
-    "saved": "saved",
-    "communication": "comm",
-    "workspace": "work",
+HEADINGS = {kind: kind for kind in ("parameters", "gradients", "optimizer", "saved")} | {
+    "communication": "messages",
+    "workspace": "workspace",
 }
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
@@ -104,11 +100,11 @@ def print_memory(result: "SimulationResult", limits: Sequence[float] | None) -> 
             f"{sum(held.values()) / scale:.{digits}f}",
             *((f"{limits[device] / scale:.{digits}f}",) if limits and wide() else ()),
             *((share_text(sum(held.values()), limits[device]),) if limits else ()),
-            str(result.peak_actions[device] or "–"),
+            *((str(result.peak_actions[device] or "–"),) if wide() else ()),
         )
         for device, held in enumerate(result.memory_at_peak[: result.plan.devices])
     ]
     title = f"Memory at each device's peak, in {unit}, messages included"
-    # On a narrow terminal the column of the limit is omitted: "used" is relative to it.
+    # A narrow terminal has no column of the limit, to which "used" is relative, and none of the action.
     limit = () if not limits else ("limit", "used") if wide() else ("used",)
-    print_table(title, ("device", *HEADINGS.values(), "all", *limit, "at"), rows)
+    print_table(title, ("device", *HEADINGS.values(), "all", *limit, *(("peak at",) if wide() else ())), rows)

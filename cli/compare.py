@@ -17,6 +17,7 @@ from ..core.trace.compare import compare as compare_traces
 from ..core.trace.durations import KindSummary
 from ..core.trace.perfetto_reader import read_trace
 from ..core.validation.structure import check_structure
+from ..core.wording import counted
 
 SHOWN = 5
 """Most single differences that are printed; ``--json`` has all."""
@@ -104,7 +105,9 @@ def _print_kinds(title: str, kinds: Sequence[KindSummary]) -> None:
         )
         for kind in kinds
     ]
-    print_table(title, ("kind", "count", "predicted", "measured", "error", "median", "worst", "at"), rows)
+    print_table(
+        title, ("kind", "actions", "predicted", "measured", "error", "median error", "worst error", "worst at"), rows
+    )
 
 
 def _print_transfers(transfers: Sequence[TransferSummary]) -> None:
@@ -118,7 +121,7 @@ def _print_transfers(transfers: Sequence[TransferSummary]) -> None:
         )
         for each in transfers
     ]
-    columns = ("kind", "count", "starts off by", "ends off by", "transfer's error")
+    columns = ("kind", "messages", "starts off by", "ends off by", "transfer's error")
     print_table("Messages: median, and worst, of predicted − measured times", columns, rows)
     if any(each.moved is None for each in transfers):
         print(
@@ -155,7 +158,7 @@ def _print_devices(comparison: Comparison) -> None:
         )
         for time, bubble in zip(comparison.devices, comparison.bubbles, strict=True)
     ]
-    columns = ("device", "predicted", "measured", "error", "bubble", "measured", "points")
+    columns = ("device", "predicted", "measured", "error", "bubble predicted", "bubble measured", "points")
     print_table("Compute time of each device, and its bubble", columns, rows)
 
 
@@ -191,7 +194,7 @@ def _print_memory(comparison: Comparison) -> None:
 
 def _print_differences(comparison: Comparison) -> None:
     queues = len(comparison.order)
-    print("Order: the same on every queue" if queues == 0 else f"Order: differs on {queues} queue(s)")
+    print(f"Order: differs on {counted(queues, 'queue')}" if queues else "Order: the same on every queue")
     _print_some(
         [
             f"device {d.device}, {d.queue}: {d.differing} positions differ; at {d.position} "
@@ -201,7 +204,7 @@ def _print_differences(comparison: Comparison) -> None:
     )
     for name, only in (("prediction", comparison.only_predicted), ("measurement", comparison.only_measured)):
         if only:
-            print(f"Only in the {name}: {len(only)} action(s)")
+            print(f"Only in the {name}: {counted(len(only), 'action')}")
             _print_some([f"{item.action} on device {item.device}" for item in only])
 
 

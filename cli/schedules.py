@@ -1,6 +1,5 @@
 """``panpipe schedules``: all schedules for uniform stages, time against memory."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ from ..answers.output import note, print_json, print_table
 from ..answers.schedule import check_search, run_search
 from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, numbers, uniform_times
 from ..core.errors import InfeasibleError, RequestError
+from ..core.schedules.meaning import short_name
 from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, exceeds
@@ -137,15 +137,10 @@ def _answer(scored: Scored, best: bool) -> dict[str, Any]:
     }
 
 
-def _short(name: str) -> str:
-    """A schedule's name without a parameter for each device; JSON has the whole name."""
-    return re.sub(r",run_ahead=[\d,]*\d", "", name).replace("microbatches_per_loop", "group")
-
-
 def _show(found: Sequence[Scored], best: Sequence[Scored]) -> None:
     rows = [
         (
-            _short(scored.schedule.name),
+            short_name(scored.schedule.name),
             "★" if any(scored is other for other in best) else "",
             scored.problem.chunks,
             peak_of(scored),

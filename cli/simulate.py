@@ -22,6 +22,7 @@ from ..core.files.write import write_text
 from ..core.lowering.derive import forward_only
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
+from ..core.schedules.meaning import short_name
 from ..core.timing.idle import IdleTime
 from ..core.validation.interval import interval_of, interval_text
 from ..simulators.optimizer_step import OptimizerStep
@@ -213,7 +214,7 @@ def _print(result: "SimulationResult", idle: IdleTime, limits: Sequence[int] | N
     print(
         f"{plan.model or 'the plan'}: {'forwards' if plan.forward_only else 'step'} {step}, "
         f"stage span {seconds_text(result.stage_span_s)}, bubble {result.bubble_ratio:.1%}, "
-        f"{plan_size(plan)}, {plan.schedule}"
+        f"{plan_size(plan)}, {short_name(plan.schedule)}"
     )
     _print_bubbles(result)
     print_memory(result, limits)

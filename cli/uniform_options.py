@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from ..core.errors import RequestError
+
 Devices = Annotated[int, typer.Option(help="Devices along the pipeline.")]
 Microbatches = Annotated[int, typer.Option(help="Microbatches in one step.")]
 Forward = Annotated[float, typer.Option(help="One device's time of F for one microbatch, over all its chunks.")]
@@ -22,9 +24,26 @@ StageScale = Annotated[
     str | None, typer.Option(metavar="S0,S1,…", help="Factors on the times of each stage.", show_default=False)
 ]
 FreedByInput = Annotated[float, typer.Option(help="Share of the saved tensors that I already frees.")]
+
+
+def _microbatches_saved(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RequestError(
+            f"--memory-limit is '{text}': its unit is a device's saved tensors for one microbatch, so write a number, "
+            "such as 4; for a limit in bytes, plan a model with panpipe plan"
+        ) from None
+
+
 MemoryLimit = Annotated[
     float | None,
-    typer.Option(help="Most memory of a device, in its saved tensors for one microbatch.", show_default=False),
+    typer.Option(
+        help="Most memory of a device, in its saved tensors for one microbatch.",
+        show_default=False,
+        metavar="NUMBER",
+        parser=_microbatches_saved,
+    ),
 ]
 HOST_COPY = "Time to copy one device's saved tensors for one microbatch to the host and back, over all its chunks."
 HostCopyTime = Annotated[float, typer.Option(help=HOST_COPY)]

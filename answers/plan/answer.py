@@ -1,6 +1,5 @@
 """The answer of ``panpipe plan``, as text and as plain data."""
 
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from ...core.documents import as_plain
 from ...core.plan.plan import Plan, Prediction
 from ...core.plan.wording import plan_size
 from ...core.policies.sharding import GRADIENTS, OPTIMIZER, PARAMETERS
-from ...core.schedules.meaning import meaning_of
+from ...core.schedules.meaning import meaning_of, short_name
 from ...core.timing.idle import IdleTime
 from ...core.trace.throughput import StepTotals, Throughput, throughput
 from ...core.validation.interval import interval_text
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from ...simulators.result import SimulationResult
 
 
-LONG_LIST = re.compile(r"(\d+,\d+,)\d+(?:,\d+)+")
-"""A list of at least four numbers in a schedule's name; the first two are kept."""
 NOTICEABLE = 1e-3
 """The simulator's step is also printed if it differs by more than this share from the predicted one."""
 
@@ -96,12 +93,12 @@ class PlanAnswer:
         """Print the answer as text."""
         plan, prediction = self.plan, self.prediction
         each = " for each replica" if plan.mesh.data > 1 else ""
-        print(f"{plan.model or 'the graph'}: {plan_size(plan)}{each}, {shortened_name(plan.schedule)}")
+        print(f"{plan.model or 'the graph'}: {plan_size(plan)}{each}, {short_name(plan.schedule)}")
         tried = f", {counted(prediction.evaluations, 'plan')} evaluated" if prediction.evaluations else ""
         step = f"{seconds_text(prediction.step_s)}{interval_text(prediction)}"
         print(f"Step {step}, efficiency {efficiency(plan):.1%}{tried}")
         if (meaning := meaning_of(plan.schedule)) is not None:
-            print(f"{shortened_name(plan.schedule)}: {meaning}")
+            print(f"{short_name(plan.schedule)}: {meaning}")
         if (advice := data_parallel_advice(plan, self.limits)) is not None:
             print(advice)
         if self.fewer is not None:
@@ -143,7 +140,7 @@ class PlanAnswer:
             rows.append(
                 (
                     str(number),
-                    shortened_name(plan.schedule),
+                    short_name(plan.schedule),
                     len(plan.stages),
                     seconds_text(prediction.step_s),
                     f"{prediction.step_s / best.step_s - 1:+.1%}" if best.step_s else "–",
@@ -295,11 +292,6 @@ def reduction_share(plan: Plan) -> float:
 
 def _plain_fewer(plan: Plan) -> dict[str, Any]:
     return {"devices": plan.devices, "step_s": _prediction(plan).step_s, "schedule": plan.schedule}
-
-
-def shortened_name(schedule: str) -> str:
-    """A schedule's name, shortened: only the first two numbers of a long list."""
-    return LONG_LIST.sub(r"\1…", schedule)
 
 
 def _prediction(plan: Plan) -> Prediction:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.errors import InfeasibleError
 from ...core.policies.sharding import GRADIENTS, OPTIMIZER, PARAMETERS
+from ...core.schedules.meaning import short_name
 from ...core.search.suggestions.changes import (
     MORE_DEVICES,
     MORE_MEMORY,
@@ -99,7 +100,7 @@ class InfeasibleAnswer:
                 f"nothing found fits: device {held.device} ('{name}') needs {bytes_text(held.bytes)} at {held.action} "
                 f"and may hold {bytes_text(held.limit)}; smallest change that fits: {smallest}",
                 *self._too_large(),
-                f"  comes closest: {self.plan.schedule} of {len(self.plan.stages)} stages",
+                f"  comes closest: {short_name(self.plan.schedule)} of {len(self.plan.stages)} stages",
                 f"  device {held.device} holds at {held.action}: {kinds}",
                 "  with each of these alone a plan was found that fits:",
                 *(f"    {change.what:<{width}}  {self._change_text(change)}" for change in self.changes),

@@ -17,6 +17,7 @@ from ..costs.module_names import module_ranges
 from ..documents import as_plain
 from ..plan.plan import Plan
 from ..policies.offload import host_slots
+from ..schedules.meaning import short_name
 from ..timing.idle import CAUSES, IdleTime
 from ..trace.compare import Comparison, bubble_per_device, compare, memory_kinds, peak_memory
 from ..trace.trace import HOST_MEMORY, LinkTrack, MemorySample, Trace, TraceEvent, queue_order
@@ -84,7 +85,8 @@ def _summary(plan: Plan) -> str:
     devices = counted(plan.devices, "device")
     copies = "" if plan.mesh.data == 1 else f", {plan.mesh.data} replicas"
     batches = f"{counted(plan.microbatches, 'microbatch')} a step"
-    return f"{plan.model or 'The graph'} in {stages} on {devices}{copies}, {batches}, in the order of {plan.schedule}."
+    order = short_name(plan.schedule)
+    return f"{plan.model or 'The graph'} in {stages} on {devices}{copies}, {batches}, in the order of {order}."
 
 
 def idle_data(idle: IdleTime) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the names of searched schedules mean, in words."""
+"""Names of schedules: what those of searched ones mean, in words, and short ones for tables."""
 
 import re
 
@@ -7,6 +7,14 @@ LISTED, PACKED = "listed", "packed"
 """Names of orders that the search makes itself, in place of a family's: those of list scheduling, and those of one
 microbatch after another on devices that fit."""
 _OWN = "an order that the search made for these costs and limits, not from a published schedule"
+
+
+_PER_DEVICE = re.compile(r",?run_ahead=\[?[\d, ]*\d\]?")
+
+
+def short_name(name: str) -> str:
+    """A schedule's name without numbers for each device; JSON has the whole name."""
+    return _PER_DEVICE.sub("", name).replace("microbatches_per_loop", "group")
 
 
 def meaning_of(name: str) -> str | None:

@@ -144,7 +144,7 @@ def test_compare_names_differences_and_shortens_long_lists(files, capsys, tmp_pa
     captured = capsys.readouterr()
     assert "different plans" in captured.err
     assert "device 0, compute: 2 positions differ; at 0 0F0 was predicted and 0B0 ran" in captured.out
-    assert "Only in the measurement: 8 action(s)" in captured.out
+    assert "Only in the measurement: 8 actions" in captured.out
     assert "0F5 on device 0\n  and 3 more: see --json" in captured.out
 
 
