@@ -7,6 +7,8 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .core.garbage import rare_collections
+
 if TYPE_CHECKING:
     __version__: str
     from . import monitors as monitors
@@ -88,9 +90,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'panpipe' has no attribute '{name}'; it has {', '.join(__all__)}")
     state = random.getstate()  # some of the packages that are imported draw random numbers
     try:
-        if name in PARTS:
-            return import_module(f".{name}", __name__)
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+        with rare_collections():  # imports allocate much and free nothing
+            if name in PARTS:
+                return import_module(f".{name}", __name__)
+            return getattr(import_module(f".{_HOME[name]}", __name__), name)
     finally:
         random.setstate(state)
 
