@@ -61,14 +61,14 @@ format-check: $(VENV)/ready
 # All of build goes first: setuptools would install modules from there that the sources no longer have.
 types: $(VENV)/ready
 	rm -rf build
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/types .
+	PANPIPE_COMPILE=0 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/types .
 	cd build && MYPYPATH=types ../$(BIN)/mypy --config-file ../pyproject.toml -p panpipe
 
 # The API reference reads an installed copy, as the type checker does.
 docs: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
 	rm -rf build
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/types .
+	PANPIPE_COMPILE=0 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/types .
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python -m panpipe.explore.static build/site/explorer
 

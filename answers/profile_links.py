@@ -17,6 +17,7 @@ from ..core.cluster.cluster import Cluster, Device, cluster_json
 from ..core.cluster.links.lines import LineFit, fit_line
 from ..core.cluster.links.shared import SharedLinks, groups_to_measure, shared_links
 from ..core.cluster.routing import path_rate
+from ..core.documents import as_plain
 from ..core.errors import RequestError
 from ..core.files.write import write_text
 from ..runtimes.devices.available_memory import machine
@@ -129,38 +130,16 @@ def _answer(found: LinkProfile) -> dict[str, Any]:
     return {
         "machine": found.what,
         "alone": [
-            {"from": a, "to": b, **_line(fit), "predicted_bytes_per_s": _path_rate(found.cluster, a, b)}
+            {"from": a, "to": b, **as_plain(fit), "predicted_bytes_per_s": path_rate(found.cluster.path(a, b))}
             for (a, b), fit in found.alone.items()
         ],
-        "together": [
-            {
-                "group": sorted(cut.group),
-                "sent_bytes_per_s": cut.sent_bytes_per_s,
-                "received_bytes_per_s": cut.received_bytes_per_s,
-                "fitted_bytes_per_s": cut.fitted_bytes_per_s,
-                "error": cut.error,
-            }
-            for cut in found.tree.cuts
-        ],
+        "together": [{**as_plain(cut), "group": sorted(cut.group), "error": cut.error} for cut in found.tree.cuts],
         "shared": {hub: sorted(group) for hub, group in found.tree.shared.items()},
-        "links": [
-            {"a": link.a, "b": link.b, "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
-            for link in found.cluster.links
+        "links": as_plain(found.cluster.links),
+        "host_copies": [
+            {"to_host": copy.to_host, "pinned": copy.pinned, **as_plain(copy.line)} for copy in found.copies
         ],
-        "host_copies": [{"to_host": copy.to_host, "pinned": copy.pinned, **_line(copy.line)} for copy in found.copies],
     }
-
-
-def _line(fit: LineFit) -> dict[str, Any]:
-    return {
-        "latency_s": fit.latency_s,
-        "bytes_per_s": fit.bytes_per_s,
-        "points": [{"bytes": p.bytes, "measured_s": p.measured_s, "fitted_s": p.fitted_s} for p in fit.points],
-    }
-
-
-def _path_rate(cluster: Cluster, a: int, b: int) -> float:
-    return path_rate(cluster.path(a, b))
 
 
 def _show(found: LinkProfile) -> None:
@@ -170,7 +149,7 @@ def _show(found: LinkProfile) -> None:
             f"{a} → {b}",
             seconds_text(fit.latency_s),
             rate_text(fit.bytes_per_s),
-            rate_text(_path_rate(found.cluster, a, b)),
+            rate_text(path_rate(found.cluster.path(a, b))),
             *(f"{point.error:.0%}" for point in fit.points),
         )
         for (a, b), fit in found.alone.items()

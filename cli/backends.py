@@ -6,9 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from ..answers.output import note, print_json, print_table
-from ..backends.conformance import Finding, examine
+from ..backends.conformance import examine
 from ..backends.kind import BackendKind, dtype_name
 from ..backends.registry import BUILT_IN, find_backend, known_backends, plugins
+from ..core.documents import as_plain
 from ..core.errors import RequestError
 from ..core.plugins import LeftOut
 
@@ -40,7 +41,7 @@ def backends(
     shown = list(known.values()) if name is None else [known[name]]
     left_out = plugins().left_out if name is None else ()
     if json:
-        print_json({"backends": [_answer(kind) for kind in shown], "left_out": [_left_out(one) for one in left_out]})
+        print_json({"backends": [_answer(kind) for kind in shown], "left_out": as_plain(left_out)})
     else:
         _print(shown, left_out)
     return 0
@@ -58,10 +59,6 @@ def _answer(kind: BackendKind) -> dict[str, Any]:
         "dtypes": None if kind.dtypes is None else sorted(map(dtype_name, kind.dtypes)),
         "built_in": kind in BUILT_IN,
     }
-
-
-def _left_out(one: LeftOut) -> dict[str, str]:
-    return {"name": one.name, "value": one.value, "reason": one.reason}
 
 
 def _print(shown: Sequence[BackendKind], left_out: Sequence[LeftOut]) -> None:
@@ -94,7 +91,11 @@ def _check(kind: BackendKind, devices: int, on: str | None, json: bool) -> int:
     findings = examine(kind, devices, where=where)
     broken = sum(one.problem is not None for one in findings)
     if json:
-        print_json({"name": kind.name, "conforms": not broken, "rules": [_finding(one) for one in findings]})
+        rules = [
+            {"rule": one.rule.name, "text": one.rule.text, "workers": one.workers, "problem": one.problem}
+            for one in findings
+        ]
+        print_json({"name": kind.name, "conforms": not broken, "rules": rules})
         return int(broken > 0)
     rows = [
         (one.rule.name, one.workers, "kept" if one.problem is None else "BROKEN", one.rule.text) for one in findings
@@ -106,7 +107,3 @@ def _check(kind: BackendKind, devices: int, on: str | None, json: bool) -> int:
             print(f"{one.rule.name}, over {one.workers}: {one.problem}")
     print(f"It breaks {broken} of {len(findings)} rules." if broken else "It passes all rules.")
     return int(broken > 0)
-
-
-def _finding(one: Finding) -> dict[str, Any]:
-    return {"rule": one.rule.name, "text": one.rule.text, "workers": one.workers, "problem": one.problem}

@@ -193,13 +193,7 @@ def _answer(result: "SimulationResult", idle: IdleTime) -> dict[str, Any]:
         "memory_at_peak_bytes": list(result.memory_at_peak),
         "links": as_plain(result.links),
         "hosts": [
-            {
-                "host": use.host,
-                "devices": list(use.devices),
-                "limit_bytes": use.limit_bytes,
-                "arena_bytes": use.arena_bytes,
-                "peak_bytes": use.peak_bytes,
-            }
+            {name: getattr(use, name) for name in ("host", "devices", "limit_bytes", "arena_bytes", "peak_bytes")}
             for use in result.hosts
         ],
         "kept": as_plain(result.kept),

@@ -1,6 +1,8 @@
 """Answers on uniform stages: a schedule with its time and memory, and all schedules, time against memory."""
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from attrs import evolve
@@ -20,11 +22,10 @@ from ..core.schedules.tradeoff import candidate_schedules, frontier, peak_of, se
 from ..core.timing.idle import IdleTime, KnownStep, idle_time
 from ..core.timing.orders import evaluate
 from .exports import File, schedule_file
-from .question import Report, UniformQuestion, key_of, plain_question, progress
+from .question import Report, UniformQuestion, key_of, parse_question, plain_question, progress
 
 MOST_CACHED = 256
 """Most schedules that are cached, by question."""
-_scored: dict[str, tuple[Scored, str]] = {}
 
 ORDERS_TO_TRY = 40_000
 """Orders that ``auto`` tries for each point of the frontier."""
@@ -43,15 +44,13 @@ def scored_of(question: UniformQuestion) -> tuple[Scored, str]:
         RequestError: there is no such schedule, or it does not support the question.
         InfeasibleError: no schedule exists within the limit.
     """
-    key = key_of(question)
-    if key not in _scored:
-        _scored[key] = _built(question)
-        while len(_scored) > MOST_CACHED:
-            _scored.pop(next(iter(_scored)))
-    return _scored[key]
+    return _built(key_of(question))
 
 
-def _built(question: UniformQuestion) -> tuple[Scored, str]:
+@lru_cache(MOST_CACHED)
+def _built(key: str) -> tuple[Scored, str]:
+    question = parse_question(json.loads(key))
+    assert isinstance(question, UniformQuestion)
     stages, given = stages_of(question), dict(question.parameters)
     try:
         return build_schedule(question.schedule, stages, question.chunks, given, question.memory_limit), ""

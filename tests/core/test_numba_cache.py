@@ -51,6 +51,25 @@ def test_function_is_compiled_once_its_machine_code_is_on_disk(tmp_path):
     assert found == [["False", "42", "True"], ["True", "42", "True"]]
 
 
+def test_machine_code_next_to_the_sources_is_used_on_any_cpu(tmp_path):
+    source = "from panpipe.core.numba_cache import is_compiled, njit\n\n@njit()\ndef doubled(x):\n    return 2 * x\n"
+    (tmp_path / "compiled_example.py").write_text(source, encoding="utf-8")
+    script = "import compiled_example as e; print(e.is_compiled(e.doubled), e.doubled(21), len(e.doubled.signatures))"
+    found = []
+    for environment in (
+        {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": ""},
+        {"NUMBA_CACHE_DIR": str(tmp_path / "own")},
+    ):
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | environment, check=True, capture_output=True, text=True
+        )
+        found.append(done.stdout.split())
+        os.utime(tmp_path / "compiled_example.py")  # an installation writes the file anew
+    assert found == [["False", "42", "1"], ["True", "42", "1"]]
+    assert not list((tmp_path / "own").rglob("*.nbi"))
+
+
 def test_function_is_compiled_again_if_its_index_names_a_removed_class(tmp_path):
     source = (
         "from typing import NamedTuple\n\nfrom panpipe.core.numba_cache import is_compiled, njit\n\n"

@@ -23,8 +23,8 @@ SMALL = UniformQuestion(devices=2, microbatches=4)
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch):
-    monkeypatch.setattr(uniform_answers, "_scored", {})
+def forgotten():
+    uniform_answers._built.cache_clear()
 
 
 def reports(function, question):
@@ -53,15 +53,6 @@ def test_equal_questions_are_answered_once():
     first = scored_of(SMALL)
     assert scored_of(UniformQuestion(devices=2, microbatches=4, comm=0.0)) is first
     assert scored_of(UniformQuestion(devices=2, microbatches=4, comm=0.5)) is not first
-
-
-def test_oldest_answers_are_forgotten(monkeypatch):
-    monkeypatch.setattr(uniform_answers, "MOST_CACHED", 2)
-    questions = [UniformQuestion(devices=2, microbatches=count) for count in (1, 2, 3)]
-    first, second, third = map(scored_of, questions)
-    assert scored_of(questions[2]) is third
-    assert scored_of(questions[1]) is second
-    assert scored_of(questions[0]) is not first
 
 
 def test_schedule_that_does_not_fit_is_built_without_the_limit():
