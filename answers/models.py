@@ -122,8 +122,8 @@ def _checked(name: str, made: Any) -> Made:
     right = isinstance(made, tuple) and len(made) in (3, 4) and isinstance(made[0], nn.Module) and callable(made[1])
     if not right:
         raise RequestError(
-            f"'{name}' returned a {type(made).__name__}: return (model, step, example_batch), optionally with a dict "
-            f"of options as fourth item: {', '.join(OPTIONS)}"
+            f"'{name}' returned an object of type {type(made).__name__}: return (model, step, example_batch), "
+            f"optionally with a dict of options as fourth item: {', '.join(OPTIONS)}"
         )
     options = made[3] if len(made) == 4 else {}
     unknown = [option for option in options if option not in OPTIONS] if isinstance(options, dict) else [options]

@@ -12,6 +12,7 @@ from attrs import frozen
 from ..core.costs.costs import StageCosts
 from ..core.errors import RequestError
 from ..core.schedules.problem import ScheduleProblem
+from ..core.wording import counted
 
 CHUNKS_TO_TRY = (1, 2, 3, 4)
 """Numbers of stages per device to try if none is given."""
@@ -91,8 +92,8 @@ class UniformStages:
         stages = max(self.devices, 0) * chunks
         if self.scales is not None and len(self.scales) != stages:
             raise RequestError(
-                f"--stage-scale has {len(self.scales)} factors: {self.devices} devices with {chunks} chunks have "
-                f"{stages} stages; give one factor for each"
+                f"--stage-scale has {len(self.scales)} factors: {self.devices} devices with "
+                f"{counted(chunks, 'chunk')} have {stages} stages; give one factor for each"
             )
         costs = tuple(
             StageCosts(

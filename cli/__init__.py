@@ -1,6 +1,7 @@
 """The command line: one file per command, each imported only when the command is used."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -61,11 +62,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _FlagError as error:
         context = getattr(error, "ctx", None)
         command = "panpipe" if context is None else context.command_path
-        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        message = message.replace("Value error, ", "")  # which pydantic adds, with which Typer reads options
+        message = _flag_message(error.format_message().rstrip("."), given)  # type: ignore[attr-defined]
         print(f"panpipe: {message}; see {command} --help", file=sys.stderr)
         return 2
     return status if isinstance(status, int) else 0
+
+
+def _flag_message(message: str, given: Sequence[str]) -> str:
+    """The message of wrong flags, with the value of a number, which pydantic's text lacks."""
+    found = re.search(r"'(--[\w-]+)'.*valid (integer|number|float)", message)
+    if found is None:
+        return message.replace("Value error, ", "")
+    option, kind = found.groups()
+    words = [part for word in given for part in word.split("=", 1)]
+    value = words[words.index(option) + 1] if option in words[:-1] else ""
+    return f"{option} is '{value}': give {'a whole number' if kind == 'integer' else 'a number'}"
 
 
 def _application(chosen: str | None) -> typer.Typer:

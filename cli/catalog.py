@@ -2,6 +2,7 @@
 
 import textwrap
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,7 +70,7 @@ def catalog(
             raise RequestError(f"--{'svg' if svg else 'out'} needs one cluster: write panpipe catalog show NAME")
         _print_all(known) if not json else print_json(_answer(known))
         return
-    entry = known.links.get(name) or _device(known, name)
+    entry = _entry(known, name)
     if entry is not None:
         if svg or out:
             option = "svg" if svg else "out"
@@ -98,12 +99,12 @@ def _print_models(json: bool) -> None:
     )
 
 
-def _device(known: Catalogue, name: str) -> DeviceType | None:
-    """The device of that name or alias."""
-    try:
-        return known.device(name)
-    except RequestError:
-        return None
+def _entry(known: Catalogue, name: str) -> DeviceType | LinkType | None:
+    """The device or link of that name or alias."""
+    for find in (known.device, known.link):
+        with suppress(RequestError):
+            return find(name)
+    return None
 
 
 def _answer(known: Catalogue) -> dict[str, Any]:

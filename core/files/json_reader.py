@@ -36,8 +36,10 @@ def parse_json(
     try:
         data = json.loads(text, object_pairs_hook=_object, parse_int=numbers.integer, parse_float=numbers.float)
     except json.JSONDecodeError as error:
+        if not text.strip():
+            raise RequestError(f"{origin} is empty: give a JSON file") from None
         raise RequestError(
-            f"{origin} is not a whole JSON file (line {error.lineno}: {error.msg}): write it again with panpipe"
+            f"{origin} is not a whole JSON file (line {error.lineno}: {error.msg}): correct it, or write it again"
         ) from None
     except ValueError as error:
         raise RequestError(f"{origin} cannot be read: {error}; write it again with panpipe") from None

@@ -435,7 +435,7 @@ def module(tmp_path, monkeypatch):
         ("make", ("--layers", "--offload", "all"), "--layers does not plan offload"),
         ("make", ("--microbatches", 9), "the batch has 8 samples for 9 microbatches"),
         ("step", (), "step' needs model and batch: name a function without required arguments"),
-        ("wrong", (), "wrong' returned a int"),
+        ("wrong", (), "wrong' returned an object of type int"),
         ("none", (), "has no function 'none'"),
     ],
 )
@@ -498,7 +498,7 @@ def test_a_request_without_costs_is_status_2(capsys, module, flags, message):
         ("{module}", "write module:factory"),
         ("{module}:nothing", "has no function 'nothing'"),
         ("no_such_module_anywhere:make", "cannot import 'no_such_module_anywhere'"),
-        ("{module}:wrong", "returned a int: return (model, step, example_batch)"),
+        ("{module}:wrong", "returned an object of type int: return (model, step, example_batch)"),
     ],
 )
 def test_a_wrong_model_is_status_2(capsys, module, name, message):

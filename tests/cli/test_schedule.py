@@ -148,7 +148,7 @@ def test_file_that_cannot_be_written_is_refused_before_the_search(capsys, monkey
         (("1f1b", *SMALL, "--memory-limit", -1), "memory limit is -1.0"),
         (
             ("1f1b", *SMALL, "--stage-scale", "1,2"),
-            "--stage-scale has 2 factors: 4 devices with 1 chunks have 4 stages",
+            "--stage-scale has 2 factors: 4 devices with 1 chunk have 4 stages",
         ),
         (("1f1b", *SMALL, "--stage-scale", "1,x,1,1"), "--stage-scale is '1,x,1,1': write numbers"),
         (("1f1b", *SMALL, "--stage-scale", "1,-1,1,1"), "--stage-scale has -1.0"),

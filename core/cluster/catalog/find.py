@@ -47,6 +47,10 @@ def find_cluster(name: str | Path) -> Cluster:
     if isinstance(name, Path) or text.endswith((".json", ".toml")) or os.sep in text:
         return _of_json(text)
     match = CPU.fullmatch(text)
+    if match is None and text.startswith(("cpu:", "local:")):
+        raise RequestError(
+            f"cluster '{text}' has no number of workers: write cpu:N, such as cpu:2 for two of this host"
+        )
     return _workers(int(match[1]), text) if match else named_cluster(catalogue(), text)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 from panpipe.answers import bundled_models
-from panpipe.answers.plan import tensor
+from panpipe.answers.plan import choices as tensor
 from panpipe.answers.plan.choices import wanted_tensor, with_tensor_ranks
 from panpipe.core.cluster.catalog.find import find_cluster
 from panpipe.core.cluster.cluster import fully_connected
