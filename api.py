@@ -26,7 +26,6 @@ from .runtimes.settings import Auto, Memory, PlanningOptions, Run, Update
 from .runtimes.update.optimizers import GivenOptimizer, OptimizerFactory
 from .runtimes.update.training import Training
 from .runtimes.watch.uncaught import print_uncaught_in_a_line
-from .simulator_target import SimulatedDevices
 from .simulators.oracle import simulated
 
 
@@ -159,7 +158,11 @@ def pipeline(
         batch_dims=batch_dims,
         dynamic=dynamic,
     )
-    virtual = SimulatedDevices(options) if options.simulated else None
+    virtual = None
+    if options.simulated:
+        from .simulator_target import SimulatedDevices  # with the analytic costs, which other pipelines do not need
+
+        virtual = SimulatedDevices(options)
     with show_progress(run.progress, job is None or job[0] == 0) as report:
         pipe = build_pipeline(model, step, example_batch, options, virtual, report)
     if own is not None:
