@@ -73,13 +73,9 @@ def print_idle(idle: IdleTime) -> None:
     print_table(title, ("cause", "share", "time", "what happens"), rows, texts=("what happens",))
 
 
-if TYPE_CHECKING:
-    from ..simulators.result import SimulationResult
-
-HEADINGS = {kind: kind for kind in ("parameters", "gradients", "optimizer", "saved")} | {
-    "communication": "messages",
-    "workspace": "workspace",
-}
+STATE = ("parameters", "gradients", "optimizer")
+OTHERS = {"saved": ("saved",), "messages": ("communication",), "workspace": ("workspace",)}
+"""Kinds of memory in each column; a narrow terminal has one for all of `STATE`."""
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
@@ -93,18 +89,19 @@ def print_memory(result: "SimulationResult", limits: Sequence[float] | None) -> 
     largest = max([*result.peak_memory_bytes, 1.0])
     scale, unit = next((scale, unit) for scale, unit in UNITS if largest >= scale)
     digits = 2 if scale > 1 else 0
+    columns = ({kind: (kind,) for kind in STATE} if wide() else {"state": STATE}) | OTHERS
     rows = [
         (
             str(device),
-            *(f"{held[kind] / scale:.{digits}f}" for kind in HEADINGS),
+            *(f"{sum(held[kind] for kind in kinds) / scale:.{digits}f}" for kinds in columns.values()),
             f"{sum(held.values()) / scale:.{digits}f}",
             *((f"{limits[device] / scale:.{digits}f}",) if limits and wide() else ()),
             *((share_text(sum(held.values()), limits[device]),) if limits else ()),
-            *((str(result.peak_actions[device] or "–"),) if wide() else ()),
+            str(result.peak_actions[device] or "–"),
         )
         for device, held in enumerate(result.memory_at_peak[: result.plan.devices])
     ]
     title = f"Memory at each device's peak, in {unit}, messages included"
-    # A narrow terminal has no column of the limit, to which "used" is relative, and none of the action.
+    # A narrow terminal has no column of the limit, to which "used" is relative.
     limit = () if not limits else ("limit", "used") if wide() else ("used",)
-    print_table(title, ("device", *HEADINGS.values(), "all", *limit, *(("peak at",) if wide() else ())), rows)
+    print_table(title, ("device", *columns, "all", *limit, "peak at"), rows)

@@ -72,6 +72,6 @@ def test_a_mistyped_model_is_refused_without_importing_torch():
 
 def test_mistyped_model_is_refused_with_similar_names():
     with pytest.raises(
-        RequestError, match=r"'llama-7x' is not a model: did you mean llama-7b or .*; or write module:fact"
+        RequestError, match=r"'llama-7x' is not a model: did you mean llama-7b, .*; or write module:fact"
     ):
         check_model_name("llama-7x")

@@ -369,7 +369,7 @@ BAD = {
     "a folder as a graph": (["--graph", "."], "cannot read '.': Is a directory"),
     "a folder as a cluster": (["--cluster", "."], "there is no cluster '.'"),
     "an option that is none": (["--microbatch", "4"], "No such option: --microbatch"),
-    "no number": (["--microbatches", "four"], "'--microbatches'"),
+    "no number": (["--microbatches", "four"], "--microbatches is 'four': give a whole number"),
     "nowhere to write": (["--out", "no/such/plan.json"], "cannot write 'no/such/plan.json'"),
 }
 

@@ -33,7 +33,7 @@ def test_function_is_compiled_without_a_writable_cache(monkeypatch):
 def test_other_errors_of_numba_are_raised(monkeypatch):
     refusing(monkeypatch, "something else")
     with pytest.raises(RuntimeError, match="something else"):
-        njit()(lambda x: x)
+        njit()(lambda x: x)(1)
 
 
 def test_function_is_compiled_once_its_machine_code_is_on_disk(tmp_path):

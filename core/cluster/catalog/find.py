@@ -13,7 +13,7 @@ from typing import Any
 from attrs import evolve
 
 from ...errors import RequestError, naming
-from ...files.limits import CATALOGUE
+from ...files.limits import CATALOGUE, short
 from ...files.read import read_text
 from ...name_suggestions import nearest
 from ..cluster import Cluster, fully_connected, read_cluster
@@ -49,7 +49,8 @@ def find_cluster(name: str | Path) -> Cluster:
     match = CPU.fullmatch(text)
     if match is None and text.startswith(("cpu:", "local:")):
         raise RequestError(
-            f"cluster '{text}' has no number of workers: write cpu:N, such as cpu:2 for two of this host"
+            f"cluster '{short(text)}' has no number of workers of at most 7 digits: write cpu:N, such as cpu:2 for two "
+            "of this host"
         )
     return _workers(int(match[1]), text) if match else named_cluster(catalogue(), text)
 
