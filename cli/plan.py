@@ -261,7 +261,7 @@ def plan(
 
     limit = byte_size("--memory-limit", memory_limit, model is not None)
     options = PlanOptions(
-        cluster=cluster, microbatches=microbatches, graph=graph and str(graph), model=model, batch=batch,
+        cluster=cluster, microbatches=microbatches, graph=graph, model=model, batch=batch,
         sequence=sequence, dtype=dtype, optimizer=optimizer, memory_limit=limit, mesh=mesh, recompute=recompute,
         offload=offload, host_memory=byte_size("--host-memory", host_memory), shard=shard, schedule=schedule,
         chunks=chunks, sequence_parallel=sequence_parallel, kernels=kernels, tp_overlap=tp_overlap, cp=cp,
