@@ -8,8 +8,7 @@ from urllib.parse import urlencode
 import uvicorn
 
 from ..core.errors import RequestError
-from .access import new_token
-from .app import Explorer
+from .app import Explorer, new_token
 
 HOST = "127.0.0.1"
 PORT = 8416

@@ -15,7 +15,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
-from panpipe.answers.link_measurements import measure_links
+from panpipe.answers.profile_links import measure_links
 from panpipe.core.cluster.cluster import Cluster, Device
 from panpipe.core.cluster.links.lines import fit_line
 from panpipe.core.cluster.links.shared import groups_to_measure, shared_links

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.answers.link_measurements import TOGETHER_BYTES, measure_links, total_rate
+from panpipe.answers.profile_links import TOGETHER_BYTES, measure_links, total_rate
 from panpipe.core.cluster.links.shared import groups_to_measure
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.launch.team import ThreadTeam

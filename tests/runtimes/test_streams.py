@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from panpipe.answers.link_measurements import measure_links
+from panpipe.answers.profile_links import measure_links
 from panpipe.backends import streams
 from panpipe.core.actions import SEND_KINDS
 from panpipe.core.trace.trace import COMPUTE_QUEUE
