@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core.analytic.model import tensor_reductions
 from ..core.capture.programs.stage_programs import StagePrograms
 from ..core.costs.reductions import TensorReductions
 from ..core.errors import RequestError
@@ -74,6 +73,8 @@ class Session:
 
     @cached_property
     def _reductions(self) -> dict[str, TensorReductions | None]:
+        from ..core.analytic.model import tensor_reductions  # other pipelines do not need it
+
         return tensor_reductions(self.trainer.operators)
 
     @property
