@@ -74,7 +74,7 @@ def print_idle(idle: IdleTime) -> None:
 
 
 STATE = ("parameters", "gradients", "optimizer")
-OTHERS = {"saved": ("saved",), "messages": ("communication",), "workspace": ("workspace",)}
+OTHERS: dict[str, tuple[str, ...]] = {"saved": ("saved",), "messages": ("communication",), "workspace": ("workspace",)}
 """Kinds of memory in each column; a narrow terminal has one for all of `STATE`."""
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
@@ -89,7 +89,10 @@ def print_memory(result: "SimulationResult", limits: Sequence[float] | None) -> 
     largest = max([*result.peak_memory_bytes, 1.0])
     scale, unit = next((scale, unit) for scale, unit in UNITS if largest >= scale)
     digits = 2 if scale > 1 else 0
-    columns = ({kind: (kind,) for kind in STATE} if wide() else {"state": STATE}) | OTHERS
+    columns: dict[str, tuple[str, ...]] = {"state": STATE}
+    if wide():
+        columns = {kind: (kind,) for kind in STATE}
+    columns |= OTHERS
     rows = [
         (
             str(device),

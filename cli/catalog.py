@@ -101,9 +101,10 @@ def _print_models(json: bool) -> None:
 
 def _entry(known: Catalogue, name: str) -> DeviceType | LinkType | None:
     """The device or link of that name or alias."""
-    for find in (known.device, known.link):
-        with suppress(RequestError):
-            return find(name)
+    with suppress(RequestError):
+        return known.device(name)
+    with suppress(RequestError):
+        return known.link(name)
     return None
 
 
