@@ -291,7 +291,8 @@ def end_of_step(placement: Any, count: int, costs: Any, scratch: Any) -> float:
             whole = max(scratch.finish[code + WEIGHT], scratch.finish[code + BOTH])
             scratch.left[d] = max(scratch.left[d], whole) + costs.reduce[stage]
             scratch.last[stage] = scratch.left[d]
-    scratch.queue[:] = 0.0
+        for d in range(scratch.queue.shape[0]):  # gathers follow all reductions of their device
+            scratch.queue[d] = max(scratch.queue[d], scratch.left[d])
     for stage in range(stages):
         d = placement[stage]
         if reduced > 0:

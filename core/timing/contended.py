@@ -2,7 +2,7 @@
 
 Messages from one device to another form an in-order queue. A message starts when it is sent, its receive is posted and
 the previous message has drained; it drains at its max-min fair share of the links that it crosses, and arrives one path
-latency later. Gradient reductions are timed as in `compiled`: without contention.
+latency later. Gradient reductions and gathers are timed as in `compiled`: without contention.
 
 Of several replicas the first is run; a message crosses the links of all replicas' messages, which run at equal times.
 

@@ -2,8 +2,9 @@
 
 A move shifts one action of a device's order (`schedules/construction/shifts`: mostly one on the longest path), splits a
 B or joins an I with its W, moves cuts by some operators, or switches the recomputation of a stage. Each move is
-evaluated with the real costs: the time of the step with every edge, and every device's memory. Alternating the kinds of
-moves finds plans that neither a partition for a given schedule nor a schedule for a given partition contains.
+evaluated with the real costs: the time of the step with every edge and collective, and every device's memory.
+Alternating the kinds of moves finds plans that neither a partition for a given schedule nor a schedule for a given
+partition contains.
 
 The objective adds a penalty for bytes above a limit. It is larger than any gain of time, so that the memory is brought
 within the limits first.
