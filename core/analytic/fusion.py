@@ -20,7 +20,7 @@ path to them, so that no path leaves a section and returns::
 
 The backward of a section reads the gradients of its results and what it computes them from, and writes the gradients of
 its inputs. It computes what is between them again (torch.compile's partitioner, functorch, min_cut_rematerialization):
-saved are results that other sections read, and inputs.
+saved are results that other sections read, or products if they are compiled, and inputs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +47,7 @@ _OTHERS = {
 """Operators of a captured step whose kind is that of element-wise ones, because only their parts run on a device."""
 _ROWS = {"cross_entropy_loss", "nll_loss", "nll_loss_nd"}
 """Operators with a gather that reads a row's own element."""
+_PRODUCTS = {"linear", "matmul", "einsum", "bmm", "mm", "addmm", "baddbmm"}
 _LINEAR = {"add", "sub", "add_", "sub_", "to", "_to_copy", "clone", "neg", "cat", "contiguous", "stack"}
 """Operators whose backward reads gradients alone."""
 
@@ -231,11 +232,18 @@ class Sections:
                 continue
             seen.add(one)
             own = section is not None and self.of_node.get(one) is section
-            if not own or any(self._elsewhere(user, section) for user in one.users):
+            if not own or any(self._elsewhere(user, section) for user in one.users) or self._multiplied(one):
                 found.add(one)
             else:
                 todo.extend(one.all_input_nodes)
         return found
+
+    def _multiplied(self, node: fx.Node) -> bool:
+        """Whether a product reads a node of a compiled section, so that it is saved: the product's backward would write
+        it to memory again (functorch, ``ban_recompute_materialized_backward``)."""
+        return not self.joined and any(
+            operator_name(user.target) in _PRODUCTS or (is_view(user) and self._multiplied(user)) for user in node.users
+        )
 
     def _elsewhere(self, user: fx.Node, section: Section | None) -> bool:
         """Whether another section computes with a value that this node reads."""
