@@ -13,7 +13,7 @@ assembled graph is that of a trace of the whole stage; where it might not be, th
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -155,7 +155,8 @@ class Assembly:
         self._stage = stage
         nodes = list(stage.graph.nodes)
         self._inputs = [node for node in nodes if node.op == "placeholder"]
-        self._outputs: list[fx.Node] = list(nodes[-1].args[0])
+        outputs: Any = nodes[-1].args[0]
+        self._outputs: list[fx.Node] = list(outputs)
         self._values = dict(zip(self._inputs, stage.fakes, strict=True))
         plain = len(set(self._outputs)) == len(self._outputs) and all(n.op == "call_function" for n in self._outputs)
         if not stage.fakes or not plain:
@@ -163,8 +164,8 @@ class Assembly:
         calls = [node for node in nodes if node.op == "call_function"]
         with stage.fakes[0].fake_mode, torch.enable_grad(), enable_python_dispatcher():  # type: ignore[attr-defined]
             for node in calls:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.get)
-                self._values[node] = node.meta["val"] if OPERATOR in node.meta else node.target(*args, **kwargs)
+                target, (args, kwargs) = cast(Any, node.target), fx.map_arg((node.args, node.kwargs), self._values.get)
+                self._values[node] = node.meta["val"] if OPERATOR in node.meta else target(*args, **kwargs)
         groups = _operators(calls)
         parts = [self._part(group) for group in groups]
         known: dict[Hashable, int] = {}
@@ -261,11 +262,11 @@ class Assembly:
             new = copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "get_attr" and node.target in joint.constants:
                 new.target = f"constant{len(constants)}"
-                constants[new.target] = joint.constants[node.target]
+                constants[new.target] = joint.constants[str(node.target)]
             elif node.op == "get_attr" and node.target not in self._stage.modules:
                 raise _Differs
             elif node.target in DRAWS_AT or node.target in KEYED or runs_region(node):
-                new.args = (*new.args[:-1], new.args[-1] + draw)
+                new.args = (*new.args[:-1], cast(int, new.args[-1]) + draw)
             line, *more = (node.meta.get("stack_trace") or "").partition(GRADIENT_ACC_SPECIAL_STACK)
             new.meta |= {"stack_trace": "".join((lines.get(line, line), *more))}
             if CAPTURED in new.meta:
