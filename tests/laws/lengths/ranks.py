@@ -54,6 +54,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("error")
     for text in (
+        ".*relates samples",
         "microbatches of a new shape",
         ".*is captured again for each new value",
         "batches keep changing shape",
