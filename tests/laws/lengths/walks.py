@@ -81,19 +81,20 @@ def check_walk(case: Case, walk: Walk, folder: Path, *, ahead: int = 0, **option
         ahead: what the sizes of this process are larger by, for replicas with batches of their own.
         options: of ``panpipe.pipeline``.
     """
-    captures, saved, waiting = Captures(), False, False
+    captures, saved, waiting = Captures(), "", False
     with captures.counted():
-        pipe = built(case, case.sizes[0] + ahead, **options)
+        pipe = built(case, case.sizes[0], **options)
     own = size_by_size(case)
-    other = built(own, own.sizes[0] + ahead, plan=pipe.plan)
+    other = built(own, own.sizes[0], plan=pipe.plan)
     for number, (call, size) in enumerate(walk):
         if waiting and call in (CHECKPOINT, RESUME):
             continue  # refused while gradients wait for an update
+        saved = str(number) if call == CHECKPOINT else saved
         with captures.counted():
             mine = _call(pipe, call, case.batch(size + ahead), folder / "all", saved)
         found = _call(other, call, own.batch(size + ahead), folder / "each", saved)
         assert _equal(mine, found), (number, call, size)
-        saved, waiting = saved or call == CHECKPOINT, call == ACCUMULATE or (waiting and call != STEP)
+        waiting = call == ACCUMULATE or (waiting and call != STEP)
         if not waiting:
             assert _equal(pipe.state_dict(), other.state_dict()), (number, call, size)
     assert captures.count <= 2 * case.exports * (1 + any(call == EVALUATE for call, _ in walk)), captures.count
@@ -101,15 +102,15 @@ def check_walk(case: Case, walk: Walk, folder: Path, *, ahead: int = 0, **option
         each.close()
 
 
-def _call(pipe: panpipe.Pipeline, call: str, batch: Any, folder: Path, saved: bool) -> Any:
+def _call(pipe: panpipe.Pipeline, call: str, batch: Any, folder: Path, saved: str) -> Any:
     if call == EVALUATE:
         return pipe.evaluate(batch)
     if call in (STEP, ACCUMULATE):
         return pipe.step(batch, update=call == STEP)
     if call == CHECKPOINT:
-        pipe.checkpoint(folder)
+        pipe.checkpoint(folder / saved)
     elif saved:
-        pipe.resume(folder)
+        pipe.resume(folder / saved)
     return None
 
 
