@@ -15,7 +15,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from attrs import define, field, frozen
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
-from torch._C import _get_dispatch_mode  # type: ignore[attr-defined]
+from torch._C import _get_dispatch_mode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (

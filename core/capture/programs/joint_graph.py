@@ -142,7 +142,8 @@ def _traced(stage: StageGraph, module: "StageModule", as_on_cpu: bool) -> JointG
         inputs = list(map(to_fun, given))
         primals, starts = inputs[:count], inputs[len(inputs) - len(tangents) :]
         outputs = module(*inputs[: len(inputs) - len(tangents)])
-        mutated.extend(i for i, one in enumerate(primals) if torch._functionalize_has_data_mutation(one.elem))
+        was_mutated = torch._functionalize_has_data_mutation  # type: ignore[attr-defined]
+        mutated.extend(i for i, one in enumerate(primals) if was_mutated(one.elem))
         news = [from_fun(each) for each in (*outputs, *(primals[i] for i in mutated))]
         tracer = get_proxy_mode().tracer  # type: ignore[union-attr]
         last = next(reversed(tracer.graph.nodes))
