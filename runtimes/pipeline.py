@@ -231,6 +231,7 @@ class Pipeline:
                 no parameter.
         """
         self._trainer.checks.check_last()
+        self._session.follow_optimizer()  # a scheduler may have stepped after the step
         return self._session.checkpoints.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -272,6 +273,7 @@ class Pipeline:
         self._trainer.refuse_closed()
         with self._trainer.team.inside("checkpoint"):
             self._trainer.checks.check_last()
+            self._session.follow_optimizer()  # a scheduler may have stepped after the step
             return self._session.checkpoints.write(folder, wait, keep)
 
     def resume(self, folder: str | Path) -> None:

@@ -119,9 +119,9 @@ class Session:
         if not self.trainer.closed:
             with self.trainer.team.inside(f"step {self.trainer.state.steps + 1}"):
                 self.checkpoints.refuse_failed()
-        self._follow_optimizer()
+        self.follow_optimizer()
 
-    def _follow_optimizer(self) -> None:
+    def follow_optimizer(self) -> None:
         """Use the options that the user's schedulers wrote into an optimizer over the model."""
         given = self.trainer.training.optimizer
         if isinstance(given, GivenOptimizer):
