@@ -34,7 +34,11 @@ def njit(**options: Any) -> Callable[[F], F]:
     Args:
         options: of ``numba.njit``.
     """
-    return lambda function: cast(F, _Function(function, options))
+
+    def made(function: F) -> F:
+        return cast(F, _Function(function, options))
+
+    return made
 
 
 class _Function:
