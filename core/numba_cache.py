@@ -184,6 +184,7 @@ def is_compiled(function: Callable[..., Any]) -> bool:
     if function.signatures or file is None:
         return True
     try:
-        return bool(file._load_index() or file.ahead._load_index())
+        ahead = any(tuple(cpu) == ANY_CPU for _, (_, *cpu), _ in file.ahead._load_index())
+        return ahead or bool(file._load_index())
     except OSError:
         return True

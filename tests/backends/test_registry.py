@@ -88,7 +88,12 @@ def test_an_installed_backend_is_found_next_to_one_that_raises(installed):
     assert [one["name"] for one in answer["backends"]] == ["memcpy", "gloo", "nccl", "sockets"]
     assert all(one["available"] for one in answer["backends"] if one["name"] != "nccl")
     assert answer["left_out"] == [
-        {"name": "raising", "value": "raising:KIND", "reason": "loading it failed with OSError('no driver')"}
+        {
+            "group": "panpipe.backends",
+            "name": "raising",
+            "value": "raising:KIND",
+            "reason": "loading it failed with OSError('no driver')",
+        }
     ]
 
 

@@ -85,7 +85,7 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, change, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(graph_json(GRAPH)[:-40], "not a whole JSON file"), ("[]", "holds a list"), ("", "not a whole JSON file")],
+    [(graph_json(GRAPH)[:-40], "not a whole JSON file"), ("[]", "holds a list"), ("", "is empty: give a JSON file")],
     ids=["truncated", "list", "empty"],
 )
 def test_file_that_is_no_document_is_refused(tmp_path, text, message):

@@ -56,7 +56,7 @@ def test_nesting_above_the_limit_is_refused_and_no_other(value, limit):
         ('"a\\nb"', "cannot be printed"),
         ('"\\u202e"', "cannot be printed"),
         ('"\\ud800"', "cannot be printed"),
-        ("", "not a whole JSON file"),
+        ("", "is empty: give a JSON file"),
         ('{"a": 1', "not a whole JSON file"),
         ("[1]]", "not a whole JSON file"),
     ],
