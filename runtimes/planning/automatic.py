@@ -32,7 +32,7 @@ from ...core.search.compiling import compile_ahead, is_search_compiled
 from ...core.search.problem.blocks import Blocks, Stages
 from ...core.search.problem.oracle import with_costs
 from ...core.search.search_options import SearchOptions
-from ...core.search.suggestions.preference import ALIKE, candidates, family_of, preference
+from ...core.search.suggestions.preference import ALIKE, candidates, family_of, preference, sums_of
 from ...core.search.suggestions.regular_cuts import busiest_device_s, regular_cut
 from ..batch.example import Example
 from ..launch.progress import Report, silent
@@ -210,7 +210,7 @@ class Planning:
             fastest = self._fastest(families, leader)
             if not fastest or step_s(fastest[0]) > (1 + ALIKE) * step_s(leader):
                 break
-            same = fastest[0].shard == leader.shard  # others round sums differently
+            same = sums_of(fastest[0]) == sums_of(leader)
             if same and all(fastest[0].device_actions != each.device_actions for each in (*known, *found)):
                 found += fastest
             families = [family for family in families if family.name != family_of(fastest[0])]

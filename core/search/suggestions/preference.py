@@ -5,8 +5,9 @@ import re
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
+from ...actions import BACKWARD_KINDS, LAST_BACKWARD, Action
 from ...plan.plan import Plan
-from ...policies.sharding import NONE
+from ...policies.sharding import NONE, shards_gradients
 from ..problem.blocks import Stages
 
 ALIKE = 0.05
@@ -75,7 +76,7 @@ def candidates(
             found.setdefault((plan.stages, plan.device_actions, plan.memory), plan)
     compared = list(found.values())[:most]
     first = preferred([plan for plan in compared if _cut(plan) in regular] or compared, order)
-    return [first, *(plan for plan in compared if plan is not first and _sums(plan) == _sums(first))]
+    return [first, *(plan for plan in compared if plan is not first and sums_of(plan) == sums_of(first))]
 
 
 def family_of(plan: Plan) -> str:
@@ -88,13 +89,22 @@ def _cut(plan: Plan) -> Stages:
     return tuple(stage.nodes for stage in plan.stages)
 
 
-def _sums(plan: Plan) -> tuple[dict[str, int], Stages]:
+def sums_of(plan: Plan) -> tuple[dict[str, int], Stages, tuple[tuple[Action, ...], ...]]:
     """What sums of gradients depend on: where it differs, they round differently.
 
-    That is how many stages read each tied weight; and what replicas share a part of each, which is cut by stages.
+    That is how many stages read each tied weight; what replicas share a part of each, which is cut by stages; and what
+    replicas sum at a time, where they share gradients: those of all I and W of a stage until then.
     """
     shared = any(level != NONE for level in plan.shard)
-    return {weight.name: len(weight.stages) for weight in plan.tied}, _cut(plan) if shared else ()
+    backwards = (
+        tuple(a for a in plan.device_actions[stage.device] if a.stage == stage.index and a.kind in _BACKWARD)
+        for stage in plan.stages
+        if shards_gradients(plan, stage.index)
+    )
+    return {weight.name: len(weight.stages) for weight in plan.tied}, _cut(plan) if shared else (), tuple(backwards)
+
+
+_BACKWARD = BACKWARD_KINDS.union(LAST_BACKWARD)
 
 
 def _step_s(plan: Plan) -> float:
