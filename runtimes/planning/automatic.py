@@ -32,7 +32,7 @@ from ...core.search.compiling import compile_ahead, is_search_compiled
 from ...core.search.problem.blocks import Blocks, Stages
 from ...core.search.problem.oracle import with_costs
 from ...core.search.search_options import SearchOptions
-from ...core.search.suggestions.preference import ALIKE, candidates, family_of, preference, sums_of
+from ...core.search.suggestions.preference import ALIKE, candidates, family_of, fewest_actions, preference, sums_of
 from ...core.search.suggestions.regular_cuts import busiest_device_s, regular_cut
 from ..batch.example import Example
 from ..launch.progress import Report, silent
@@ -177,7 +177,7 @@ class Planning:
         if not self.options.contest:
             return candidates(plans, order, self.regular)[:1]
         leaders = {len(plan.stages): plan for plan in sorted(plans, key=step_s, reverse=True)}.values()
-        others = [other for leader in leaders for other in self._placed_otherwise(leader)]
+        others = [other for leader in leaders for other in self._placed(leader)]
         return candidates([*plans, *others], order, self.regular, plain=self._plain(plans))
 
     def _plain(self, plans: Sequence[Plan]) -> list[Plan]:
@@ -187,11 +187,13 @@ class Planning:
             families, min(plans, key=lambda p: (len(p.stages), _cut(p) not in self.regular, step_s(p)))
         )
 
-    def _placed_otherwise(self, leader: Plan) -> list[Plan]:
-        """The fastest plan for the same stages on other devices: how much messages cost, predictions know least."""
+    def _placed(self, leader: Plan) -> list[Plan]:
+        """For each placement of the same stages a plan: how much messages cost, predictions know least."""
         devices, chunks = self.team.size, len(leader.stages) // self.team.size
-        placed = [family for family in self.options.families if family.placement(devices, chunks) != leader.placement]
-        return self._fastest(placed, leader)
+        placed: dict[tuple[int, ...], list[Plan]] = {}
+        for family in self.options.families if chunks > 1 else ():
+            placed.setdefault(family.placement(devices, chunks), []).extend(self._fastest([family], leader))
+        return [fewest_actions(plans) for plans in placed.values() if plans]
 
     def rivals(self, leader: Plan, compared: Sequence[Plan]) -> list[Plan]:
         """The fastest plans of other families with other orders, for the same stages, if about as fast is predicted.

@@ -13,6 +13,9 @@ from ..problem.blocks import Stages
 ALIKE = 0.05
 """Difference, as a share of a step, below which two predictions count as equal: the stages were measured alone, and
 their costs while all stages run are not known more precisely."""
+EQUAL = 0.01
+"""The same for orders of the same stages, of whose times only the messages differ. What an action takes in addition to
+its computation is not predicted: the fewest actions are preferred."""
 HOPELESS, MOST = 0.2, 4
 """Predicted slowness, as a share of the fastest step, from which a plan is not compared; largest number that are."""
 STEP_OF_MEMORY = 1.1
@@ -55,9 +58,10 @@ def candidates(
 ) -> list[Plan]:
     """The plans that the first steps of training compare; the one that runs first comes first.
 
-    These are, in this order and without those that run the same actions: the plain plan, the fastest for each placement
-    of stages, the fastest for each other cut, and the one that needs the least memory. Those predicted to be more than
-    ``HOPELESS`` slower than the fastest are left out; the plain plan is always one.
+    These are, in this order and without those that run the same actions: the plain plan, for each placement of stages
+    the one with the fewest actions among the fastest, the fastest for each cut, and the one that needs the least
+    memory. Those predicted to be more than ``HOPELESS`` slower than the fastest are left out; the plain plan is always
+    one.
 
     Args:
         plans: with predictions; at least one.
@@ -67,7 +71,7 @@ def candidates(
         most: largest number of plans.
     """
     by_time = sorted(plans, key=lambda plan: (_step_s(plan), order(plan)))
-    by_place = list({plan.placement: plan for plan in reversed(by_time)}.values())[::-1]
+    by_place = [fewest_actions([p for p in by_time if p.placement == place]) for place in {p.placement for p in plans}]
     by_cut = list({_cut(plan): plan for plan in reversed(by_time)}.values())[::-1]
     least = min(plans, key=lambda plan: (max(plan.predicted.peak_memory_bytes), order(plan)))
     enough, found = (1 + HOPELESS) * _step_s(by_time[0]), dict[Any, Plan]()
@@ -77,6 +81,13 @@ def candidates(
     compared = list(found.values())[:most]
     first = preferred([plan for plan in compared if _cut(plan) in regular] or compared, order)
     return [first, *(plan for plan in compared if plan is not first and sums_of(plan) == sums_of(first))]
+
+
+def fewest_actions(plans: Sequence[Plan]) -> Plan:
+    """The plan with the fewest actions among those that are predicted to be within ``EQUAL`` of the fastest."""
+    fastest = min(map(_step_s, plans))
+    alike = [plan for plan in plans if _step_s(plan) <= (1 + EQUAL) * fastest]
+    return min(alike, key=lambda plan: (sum(map(len, plan.device_actions)), _step_s(plan)))
 
 
 def family_of(plan: Plan) -> str:
