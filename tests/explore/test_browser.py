@@ -23,7 +23,7 @@ def test_a_slider_redraws_the_schedule_and_its_command_line_has_the_same_answer(
     page.goto(address)
     shows(page, "^1f1b$")
     page.locator("input[name=devices]").fill("6")
-    page.locator("[data-memory='predicted 5\u00a0microbatches']").wait_for()
+    page.locator("[data-memory='predicted 5']").wait_for()
     page.locator("select[name=schedule]").select_option("zb-h1")
     shows(page, "^zb-h1$")
     words = page.locator("#command").text_content().split()
@@ -142,7 +142,7 @@ def test_bad_input_gets_a_sentence_and_no_answer_to_another_question(page, addre
     assert page.locator("h1").count() == 0
     page.locator("input[name=devices-number]").fill("6")
     page.locator("input[name=devices-number]").blur()
-    page.locator("[data-memory='predicted 5\u00a0microbatches']").wait_for()
+    page.locator("[data-memory='predicted 5']").wait_for()
     page.evaluate(
         "() => { window.fetch = async () => new Response('{\"progress\"', { headers: { 'Content-Type': 'text/x' } }); }"
     )
