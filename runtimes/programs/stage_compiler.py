@@ -213,7 +213,7 @@ def _layout(tensor: Tensor) -> str:
 def _guarded(compiled: Call, plain: Call, name: str) -> Call:
     """The compiled function; for inputs with other strides than when it was traced, the group without compilation.
 
-    Inductor checks strides before it computes anything. Batches may have other strides than the example.
+    Inductor checks strides before it computes anything. The data of a parameter may get other strides.
     """
     warned = False
 

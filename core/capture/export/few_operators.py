@@ -85,12 +85,9 @@ def _has_most_parameters(operators: Operators) -> bool:
 
 def _large(operators: Operators) -> str:
     """The reason why the largest operator cannot be cut, if it has most of the operations."""
-    work = {
-        name: [operators.nodes[m] for m in members if computes(operators.nodes[m])]
-        for name, members in operators.members.items()
-    }
-    nodes = max(work.values(), key=len)
-    if len(nodes) < 2 or len(nodes) < _LARGE * sum(map(len, work.values())):
+    work = [[node for m in members if computes(node := operators.nodes[m])] for members in operators.members.values()]
+    nodes = max(work, key=len)
+    if len(nodes) < 2 or len(nodes) < _LARGE * sum(map(len, work)):
         return ""
     for node in nodes:
         if written_arguments(node) and (line := line_of(node)):

@@ -21,7 +21,7 @@ from ....core.capture.graph.random_draws import GraphGenerators
 
 _INVALID: list[Any] = []
 """Graphs whose capture could not be ended, with their pools. The allocator still calls them (``capture_end`` in
-``CUDAGraph.cpp`` raises before it tells the allocator), so they are kept; their pools take no other capture."""
+``CUDAGraph.cpp`` raises before it notifies the allocator), so they are kept; their pools take no other capture."""
 
 
 class CudaGraphPool:
