@@ -1,5 +1,6 @@
 """A walk: one start of the search, and the best candidate found from it."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from math import comb
 from typing import Any
@@ -231,10 +232,12 @@ def frontier(walks: list[Walk]) -> Iterator[Walk]:
 
 ROUNDING = 1e-12
 """Share of the step by which a longer one counts as equal."""
+JOINED = 100_000_000
+"""Actions evaluated to find what is joined: some seconds. What is left then stays divided, and is no slower."""
 
 
 def join_split_backwards(setting: Setting, candidate: Candidate, buffers: Buffers) -> None:
-    """Join the backwards of all microbatches of a stage; if that is slower, try each half of the microbatches.
+    """Join the backwards of all stages; where that is slower, of each half of the stages, then of the microbatches.
 
     Args:
         setting: of the candidate.
@@ -247,21 +250,23 @@ def join_split_backwards(setting: Setting, candidate: Candidate, buffers: Buffer
     def step() -> float:
         return float(step_of(count, INFINITY, candidate, setting.machine, buffers))
 
-    least = step()
-    ranges = [(stage, 0, count) for stage in range(len(candidate.placement))]
-    while ranges:
-        stage, first, last = ranges.pop()
-        device = candidate.placement[stage]
-        row, length = candidate.orders[device].copy(), int(candidate.lengths[device])
-        codes = KINDS * (stage * count + first), KINDS * (stage * count + last)
-        candidate.lengths[device] = join(candidate.orders[device], length, *codes)
-        if candidate.lengths[device] == length:
+    least, tries = step(), JOINED // max(int(candidate.lengths.sum()), 1)
+    ranges = deque([(0, len(candidate.placement) * count)])  # of stage × count + microbatch
+    while ranges and tries > 0:
+        first, last = ranges.popleft()
+        on = np.unique(candidate.placement[first // count : (last - 1) // count + 1])
+        orders, lengths = candidate.orders[on], candidate.lengths[on]
+        for device in on:
+            order, length = candidate.orders[device], int(candidate.lengths[device])
+            candidate.lengths[device] = join(order, length, KINDS * first, KINDS * last)
+        if (candidate.lengths[on] == lengths).all():
             continue
-        now = step()
+        now, tries = step(), tries - 1
         if 0 <= now <= least * (1 + ROUNDING):
             least = min(least, now)
             continue
-        candidate.orders[device], candidate.lengths[device] = row, length
+        candidate.orders[on], candidate.lengths[on] = orders, lengths
         if last - first > 1:
-            middle = (first + last) // 2
-            ranges += [(stage, first, middle), (stage, middle, last)]
+            unit = count if last - first > count else 1
+            middle = first + (last - first) // unit // 2 * unit
+            ranges += [(first, middle), (middle, last)]
