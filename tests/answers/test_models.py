@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-import torch
 from panpipe.answers.models import load_model, planned_model
 from panpipe.core.analytic.model import model_work
 from panpipe.core.cluster.catalog import find_device
@@ -43,13 +42,6 @@ def module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     return "made_with_options"
 
 
-def test_factory_may_add_batch_dims(module: str) -> None:
-    assert load_model(f"{module}:make")[3] == {}
-    planned = planned_model(f"{module}:sequence_first", 4)
-    assert planned.samples == 8
-    assert planned.leaves[0].shape == torch.Size([3, 2, 4])
-
-
 @pytest.mark.parametrize(("name", "option"), [("unknown", "'rows'"), ("number", "1")])
 def test_unknown_options_of_a_factory_are_refused(module: str, name: str, option: str) -> None:
     with pytest.raises(RequestError, match=f"returned the option {option}: .* a dict with batch_dims"):
@@ -60,12 +52,6 @@ def test_unknown_options_of_a_factory_are_refused(module: str, name: str, option
 def test_factory_that_raises_is_reported_in_one_line_with_its_place(module: str, name: str, what: str) -> None:
     with pytest.raises(RequestError, match=rf"'{module}:{name}' raised {what} in .*{module}.py, line \d+:"):
         load_model(f"{module}:{name}")
-
-
-def test_module_that_cannot_be_read_is_reported_in_one_line(module: str, tmp_path: Any) -> None:
-    (tmp_path / "unfinished.py").write_text("\ndef make(:")
-    with pytest.raises(RequestError, match=r"importing 'unfinished' for 'unfinished:make' raised SyntaxError.*line 2:"):
-        load_model("unfinished:make")
 
 
 @pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.slow)])

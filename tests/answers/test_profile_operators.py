@@ -5,11 +5,10 @@ import json
 import pytest
 import torch
 from panpipe.answers import profile_operators as module
-from panpipe.answers.profile_operators import chosen_device, described_device, fit_device
+from panpipe.answers.profile_operators import described_device, fit_device
 from panpipe.core.analytic.calibration import Calibration, Residual, Sample
 from panpipe.core.analytic.kernels import Kernel
 from panpipe.core.cluster.catalog import find_device
-from panpipe.core.errors import RequestError
 
 BASE = find_device("cpu-core")
 CPU = torch.device("cpu")
@@ -51,27 +50,6 @@ def profiled(out=None, dtype="fp32", json=True):
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
 
 
-def test_devices_that_can_be_measured(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert chosen_device(None) == chosen_device("cpu") == CPU
-    with pytest.raises(RequestError, match="no CUDA device is available here: use --device cpu"):
-        chosen_device("cuda")
-    with pytest.raises(RequestError, match="there is no device 'tpu' to measure on: use cpu or cuda"):
-        chosen_device("tpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert chosen_device(None) == torch.device("cuda")
-
-
-def test_described_device_is_the_given_one_or_that_of_the_name(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
-    assert described_device("cpu-core", "cuda").name == "cpu-core"
-    assert described_device(None, "cpu").name == "cpu-core"
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Unheard 9000")
-    with pytest.raises(RequestError, match="the catalogue has no 'NVIDIA Unheard 9000': give --like DEVICE"):
-        described_device(None, "cuda")
-
-
 def test_name_of_a_gpu_finds_the_longest_name_in_the_catalogue(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(module, "catalogue", lambda: type("Catalogue", (), {"devices": ["x1", "x1-80gb", "y2"]}))
@@ -110,8 +88,3 @@ def test_text_and_file_have_the_fit_and_its_held_out_errors(measured, capsys, tm
     assert "2 operators, held-out error 10% in the median, 20% at worst" in written  # of the kind's own operators
     assert "3 operators, held-out error 20% in the median, 50% at worst" in written  # of all
     assert "messages between two threads" in written
-
-
-def test_gpu_has_no_link():
-    assert module._link(torch.device("cuda")) is None
-    assert module._link_numbers(None, "x") is None

@@ -15,12 +15,6 @@ def test_the_table_has_every_backend(capsys):
     assert all(name in said for name in ("memcpy", "gloo", "threads", "ranks"))
 
 
-def test_backends_json_of_one_backend(capsys):
-    assert main(["backends", "gloo", "--json"]) == 0
-    (only,) = json.loads(capsys.readouterr().out)["backends"]
-    assert (only["name"], only["available"], only["runs"], only["built_in"]) == ("gloo", True, ["ranks"], True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -64,6 +64,7 @@ def test_context_ranks_share_the_tokens_of_long_samples(tmp_path, capsys):
     assert "cannot share 2048 tokens" in planned(capsys, tmp_path, "--cp", "3", cluster="3xH100")
 
 
+@pytest.mark.slow
 def test_ring_messages_cross_the_links_where_computation_does_not_cover_them(tmp_path, capsys):
     options = ("--mesh", "pp=1,dp=1", "--cp", "2")
     near, far = (planned(capsys, tmp_path, *options, cluster=cluster) for cluster in ("2xH100", "2x1xH100:nic=10GbE"))

@@ -54,26 +54,6 @@ def test_compare_json_has_every_action(files, capsys):
     assert result["memory"][0]["peak"] == {"predicted": 2e6, "measured": 2e6, "error": 0.0}
 
 
-def test_compare_lists_devices_and_the_largest_errors(files, capsys):
-    assert main(["compare", *files]) == 0
-    out = capsys.readouterr().out
-    table = out[out.index("Compute time of each device") :].splitlines()
-    assert table[3].split() == ["0", "2", "ms", "3", "ms", "-33.3%", "0.0%", "0.0%", "+0.0"]
-    worst = out[out.index("Largest errors") :].splitlines()
-    assert worst[3].split() == ["0B0,", "device", "0", "1", "ms", "2", "ms", "-50.0%", "-1", "ms"]
-    assert "Messages" not in out
-
-
-def test_compare_report_has_both_traces(files, capsys, tmp_path):
-    report = tmp_path / "both.html"
-    assert main(["compare", *files, "--report", str(report), "--json"]) == 0
-    json.loads(capsys.readouterr().out)
-    data = Page(report.read_text(encoding="utf-8")).data
-    assert [trace["name"] for trace in data["traces"]] == ["predicted", "measured"]
-    assert data["title"] == "Predicted and measured"
-    assert not data["plan"]["known"]
-
-
 def test_compare_report_has_the_predicted_plan(tmp_path, capsys):
     plan = scheduled("1f1b", 2, 4)
     write_trace(simulate(plan).trace, tmp_path / "trace.json")
@@ -112,24 +92,6 @@ def test_bad_traces_are_one_line_and_status_2(files, capsys, tmp_path, make, mes
         assert captured.out == ""
         assert message in captured.err
         assert captured.err.count("\n") == 1
-
-
-def test_compare_picture_has_both_traces(files, capsys, tmp_path):
-    picture = tmp_path / "both.svg"
-    assert main(["compare", *files, "--svg", str(picture)]) == 0
-    text = picture.read_text(encoding="utf-8")
-    assert text.startswith("<svg ")
-    assert "0B0, predicted: 1 to 2" in text
-    assert "0B0, measured: 1 to 3" in text
-
-
-@pytest.mark.parametrize("option", ["--report", "--svg"])
-@pytest.mark.parametrize("where", ["none/report.html", "."])
-def test_unwritable_report_is_refused(files, capsys, tmp_path, where, option):
-    assert main(["compare", *files, option, str(tmp_path / where)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("panpipe: cannot write '")
 
 
 def test_compare_names_differences_and_shortens_long_lists(files, capsys, tmp_path):

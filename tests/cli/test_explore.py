@@ -12,7 +12,7 @@ from panpipe.core.costs.graph import OpGraph, OpNode, graph_json
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import plan_json
 from panpipe.explore import app, serve
-from panpipe.explore.question import FileQuestion, PlanQuestion, UniformQuestion
+from panpipe.explore.question import FileQuestion, PlanQuestion
 
 from ..support.plans import predicted, scheduled
 
@@ -31,21 +31,12 @@ def start_of(started, files=None, **options):
     return started[0][0]
 
 
-def test_uniform_stages_by_default(started):
-    assert start_of(started, port=81, browser=False) == UniformQuestion()
-    assert started[1] == ("explorer", 81, False)
-
-
 def test_explore_starts_with_the_given_model_and_cluster(started):
     name = next(iter(BUNDLED))
     found = start_of(started, model=name, cluster="4xA100-40GB")
     assert isinstance(found, PlanQuestion)
     assert (found.model, found.cluster, found.graph) == (name, "4xA100-40GB", None)
     assert started[0][2] is None  # no factory
-
-
-def test_cluster_alone_starts_with_a_bundled_model(started):
-    assert start_of(started, cluster="4xA100-40GB").model == next(iter(BUNDLED))
 
 
 def test_factory_of_the_user_may_be_called(started):

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 from panpipe import cli
-from panpipe.core.schedules.schedule_csv import parse_schedule_csv
 
 
 def run(capsys, *words):
@@ -47,13 +46,6 @@ def test_costs_are_of_a_device_and_split_over_its_chunks(capsys):
     assert one["makespan"] == 299
     assert one["peak_memory"] == [5.5, 4.5, 3.5, 2.5]
     assert one["busy"] == [240] * 4
-
-
-def test_stage_scale_multiplies_times(capsys):
-    got = answer(capsys, "1f1b", "--devices", 2, "--microbatches", 1, "--stage-scale", "2,3")
-    assert (got["makespan"], got["busy"], got["peak_memory"]) == (15, [6, 9], [1, 1])
-    looped = answer(capsys, "interleaved-1f1b", "--devices", 2, "--microbatches", 2, "--stage-scale", "1,1,1,1,1,1")
-    assert looped["chunks"] == 3
 
 
 def test_schedule_takes_the_parameters_of_its_family(capsys):
@@ -97,10 +89,6 @@ def test_exceeded_memory_limit_is_reported_with_device_action_and_excess(capsys)
     assert "the memory limit is 0.1: one microbatch on every stage of a device needs 1" in err
 
 
-def test_peak_at_the_limit_is_accepted(capsys):
-    assert answer(capsys, "1f1b", *SMALL, "--memory-limit", 4)["peak_memory"] == [4, 3, 2, 1]
-
-
 def test_schedule_prints_its_devices_and_chart(capsys):
     status, out, err = run(capsys, "interleaved-1f1b", *SMALL)
     assert (status, err) == (0, "")
@@ -111,20 +99,6 @@ def test_schedule_prints_its_devices_and_chart(capsys):
     assert len({len(line) for line in chart}) == 1
     assert chart[0].startswith("0 F")
     assert chart[3].startswith("3 ···")
-
-
-def test_pictures_are_written(capsys, tmp_path):
-    picture, page = tmp_path / "order.svg", tmp_path / "order.html"
-    answer(capsys, "v-half", *SMALL, "--svg", picture, "--html", page)
-    assert picture.read_text(encoding="utf-8").startswith("<svg ")
-    assert "<title>v-half · panpipe</title>" in page.read_text(encoding="utf-8")
-
-
-def test_csv_is_written(capsys, tmp_path):
-    path = tmp_path / "order.csv"
-    got = answer(capsys, "1f1b", *SMALL, "--csv", path)
-    read = parse_schedule_csv(path.read_bytes().decode(), "x")
-    assert [[str(action) for action in actions] for actions in read.device_actions] == got["device_actions"]
 
 
 def test_file_that_cannot_be_written_is_refused_before_the_search(capsys, monkeypatch):
@@ -199,13 +173,6 @@ def test_wrong_option_names_the_help_of_its_command(capsys):
     assert "'verify' is not one of 'check', 'export'" in capsys.readouterr().err
     assert cli.main(["--nope"]) == 2
     assert capsys.readouterr().err.endswith("; see panpipe --help\n")
-
-
-def test_paragraphs_of_the_help_wrap_at_the_width_of_the_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "90")
-    assert cli.main(["simulate", "--help"]) == 0
-    lines = [line.strip() for line in capsys.readouterr().out.partition("Transfers")[2].splitlines()]
-    assert all(len(line) > 60 for line in lines[: lines.index("") - 1])
 
 
 @pytest.mark.parametrize("words", [["catalog"], ["schedule", "1f1b", "--devices", "2", "--microbatches", "2"]])

@@ -34,33 +34,6 @@ def test_schedules_lists_all_and_marks_the_best(capsys):
         assert beaten
 
 
-def test_schedules_has_the_figures_of_schedule(capsys):
-    row = next(row for row in answer(capsys, *SMALL)[0] if row["schedule"] == "zb-v")
-    assert cli.main(["schedule", "zb-v", *SMALL, "--json"]) == 0
-    alone = json.loads(capsys.readouterr().out)
-    assert row["makespan"] == alone["makespan"]
-    assert row["peak_memory"] == max(alone["peak_memory"])
-    assert row["stage_span"] == alone["stage_span"]
-
-
-def test_schedules_within_a_memory_limit(capsys):
-    rows, _ = answer(capsys, *SMALL, "--memory-limit", "2.5")
-    assert max(row["peak_memory"] for row in rows) <= 2.5
-    assert any(row["schedule"] == "v-min" for row in rows)
-    # One microbatch at a time is what the automatic ones can always do.
-    rows, _ = answer(capsys, *SMALL, "--memory-limit", "1")
-    assert {row["peak_memory"] for row in rows} == {1.0}
-
-
-@pytest.mark.slow
-def test_schedules_with_the_search(capsys):
-    rows, err = answer(capsys, *SMALL, "--memory-limit", "2.75", "--auto", "--evaluations", "200", "--seed", "3")
-    assert "at most 2.75 on a device" in err
-    found = [row for row in rows if row["schedule"].startswith("auto")]
-    assert found
-    assert all(row["makespan"] >= row["lower_bound"] for row in found)
-
-
 def test_search_is_compared_with_schedules_that_keep_their_saved_tensors(capsys, monkeypatch):
     limits = []
 

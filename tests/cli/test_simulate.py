@@ -43,21 +43,6 @@ def test_simulate_prints_step_bubbles_links_and_memory(plan_file, capsys, monkey
     assert "1000000000" in out
 
 
-def test_shares_of_a_device_add_up_to_the_step(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "150")
-    costs = tuple(evolve(cost, optimizer_s=2.0) for cost in PLAN.prediction.costs)
-    path = tmp_path / "plan.json"
-    path.write_text(plan_json(evolve(PLAN, prediction=evolve(PLAN.prediction, costs=costs))), encoding="utf-8")
-    assert main(["simulate", str(path)]) == 0
-    out = capsys.readouterr().out
-    table = out[out.index("What each device does") : out.index("Memory at")].splitlines()
-    assert table[1].split()[:3] == ["device", "compute", "update"]
-    for row in table[3:5]:
-        shares = [float(cell.rstrip("%")) for cell in row.split()[1:]]
-        assert shares[1] > 1
-        assert sum(shares) == pytest.approx(100, abs=0.5)
-
-
 def test_an_action_is_not_broken_in_a_narrow_table(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     costs = tuple(evolve(cost, saved_bytes=10**10, workspace_bytes=10**10) for cost in PLAN.prediction.costs)
@@ -85,43 +70,6 @@ def test_simulate_json_has_the_simulated_figures(plan_file, capsys):
     idle = answer["idle"]
     assert sum(cause["seconds"] for cause in idle["causes"]) == pytest.approx(idle["step_s"] - idle["compute_s"])
     assert idle["compute_s"] == pytest.approx(sum(answer["busy_s"]) / 2)
-
-
-def test_eager_changes_the_run(tmp_path, capsys):
-    plan = scheduled("gpipe", 2, 4, cluster=fully_connected(2, 10**9, 1.0, 0.5))
-    path = tmp_path / "plan.json"
-    path.write_text(plan_json(plan), encoding="utf-8")
-    assert main(["simulate", str(path), "--eager", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step_s"] == simulate(plan, eager=True).step_s
-
-
-def test_trace_and_report_are_written(plan_file, tmp_path, capsys):
-    trace, report = tmp_path / "trace.json", tmp_path / "report.html"
-    assert main(["simulate", plan_file, "--trace", str(trace), "--report", str(report), "--json"]) == 0
-    json.loads(capsys.readouterr().out)
-    assert read_trace(trace) == simulate(PLAN).trace
-    assert "</html>" in report.read_text(encoding="utf-8")
-
-
-def test_missing_output_folder_is_refused(plan_file, tmp_path, capsys):
-    assert main(["simulate", plan_file, "--trace", str(tmp_path / "none" / "trace.json")]) == 2
-    assert "cannot write" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--trace", "--report"])
-def test_folder_as_output_file_is_refused(plan_file, tmp_path, capsys, option):
-    assert main(["simulate", plan_file, option, str(tmp_path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "it is a folder; give the path of a file in it" in captured.err
-    assert captured.err.count("\n") == 1
-
-
-def test_folder_or_missing_plan_file_is_refused(tmp_path, capsys):
-    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none.json", "No such file or directory")):
-        assert main(["simulate", str(path)]) == 2
-        said = f"panpipe: cannot read '{path}': {reason}; give the path of a readable file\n"
-        assert capsys.readouterr().err == said.encode("utf-8", "backslashreplace").decode()
 
 
 def test_trace_and_report_have_links_and_idle_causes(plan_file, tmp_path, capsys):
@@ -243,18 +191,6 @@ def test_schedule_file_without_forwards_is_refused_by_its_name(tmp_path, capsys)
     path.write_text("0B0,0B0\n1B0\n", encoding="utf-8")
     assert main(["simulate", str(path)]) == 2
     assert capsys.readouterr().err.startswith(f"panpipe: {path}: 0B0 is listed twice")
-
-
-def test_forwards_of_a_schedule_file_take_the_options_times(tmp_path, capsys):
-    path = tmp_path / "order.csv"
-    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", encoding="utf-8")
-    assert main(["simulate", str(path), "--forward-only", "--forward", "3", "--comm", "0.5", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step_s"] == 3 + 0.5 + 2 * 3
-
-
-def test_simulated_evaluation_has_no_optimizer_step(plan_file, capsys):
-    assert main(["simulate", plan_file, "--forward-only", "--optimizer", "barrier"]) == 2
-    assert "--optimizer is barrier with --forward-only: an evaluation has no optimizer step" in capsys.readouterr().err
 
 
 def test_simulate_prints_the_copies_and_host_memory_of_a_plan_that_offloads(tmp_path, capsys, monkeypatch):

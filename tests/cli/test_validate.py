@@ -31,15 +31,6 @@ def write(tmp_path):
     return write
 
 
-def test_validate_table_of_a_plan(write, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    path = write("plan.json", plan_json(PLAN))
-    assert main(["validate", path]) == 0
-    out = capsys.readouterr().out.replace("\n", "")
-    assert "is valid: 2 stages on 2 devices, 4 microbatches, 16 compute actions" in out
-    assert all(word in out for word in ("peak saved", "200 B", "1.00 GB"))
-
-
 def test_validate_json_of_a_plan(write, capsys):
     assert main(["validate", write("plan.json", plan_json(PLAN)), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -57,14 +48,6 @@ def test_validate_of_a_schedule_file(text, write, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert (answer["stages"], answer["microbatches"], answer["actions"]) == (2, 4, 16)
     assert answer["peak_memory_bytes"] == []
-
-
-def test_a_warning_goes_to_standard_error(write, capsys):
-    path = write("schedule.csv", "0F0,0F1,0B1,0B0\n")
-    assert main(["validate", path, "--json"]) == 0
-    captured = capsys.readouterr()
-    assert "warning: 0B0 is after 0B1" in captured.err
-    assert len(json.loads(captured.out)["warnings"]) == 1
 
 
 @pytest.mark.parametrize(

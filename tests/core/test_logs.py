@@ -54,8 +54,3 @@ def test_handlers_with_the_filter_add_it_to_records_of_other_loggers():
     logger.warning("mine")
     logger.warning("own", extra={"step": "ten"})
     assert handler.lines == ["1 - 0 mine", "1 - ten own"]
-
-
-def test_no_handler_is_installed():
-    assert logs.LOGGER.handlers == []
-    assert logs.LOGGER.level == logging.NOTSET

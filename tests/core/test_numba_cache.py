@@ -4,36 +4,9 @@ import os
 import subprocess
 import sys
 
-import numba
 import numpy as np
-import pytest
 from panpipe.core.compile_notice import COMPILING
-from panpipe.core.numba_cache import interpreted, is_compiled, njit
-
-
-def refusing(monkeypatch, message):
-    """numba without any folder to write."""
-    real = numba.njit
-
-    def without_folder(*functions, cache=False, **options):
-        if cache:
-            raise RuntimeError(message)
-        return real(*functions, **options)
-
-    monkeypatch.setattr(numba, "njit", without_folder)
-
-
-def test_function_is_compiled_without_a_writable_cache(monkeypatch):
-    refusing(monkeypatch, "cannot cache function 'double': no locator available for file 'x.py'")
-    doubled = njit(inline="always")(lambda x: 2 * x)
-    assert doubled(21) == 42
-    assert doubled.signatures
-
-
-def test_other_errors_of_numba_are_raised(monkeypatch):
-    refusing(monkeypatch, "something else")
-    with pytest.raises(RuntimeError, match="something else"):
-        njit()(lambda x: x)(1)
+from panpipe.core.numba_cache import interpreted, njit
 
 
 def test_function_is_compiled_once_its_machine_code_is_on_disk(tmp_path):
@@ -84,11 +57,6 @@ def test_function_is_compiled_again_if_its_index_names_a_removed_class(tmp_path)
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=True)
         found.append(done.stdout.split())
     assert found == [["False", "42"], ["False", "42"]]
-
-
-def test_function_without_a_cache_folder_counts_as_compiled(monkeypatch):
-    refusing(monkeypatch, "cannot cache function 'double': no locator available for file 'x.py'")
-    assert is_compiled(njit()(lambda x: 2 * x))
 
 
 NOTICE = """

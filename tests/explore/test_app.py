@@ -6,7 +6,7 @@ import pytest
 from panpipe.core.errors import RequestError
 from panpipe.explore import uniform_answers
 from panpipe.explore.app import Explorer
-from panpipe.explore.question import PlanQuestion, UniformQuestion, parse_question, plain_question
+from panpipe.explore.question import PlanQuestion, UniformQuestion, parse_question
 from panpipe.explore.results import Results
 from panpipe.explore.serve import bind, serve
 from starlette.testclient import TestClient
@@ -100,27 +100,6 @@ def test_code_of_the_machine_runs_only_if_chosen(client):
         explorer._check_code(PlanQuestion(model="os:listdir"), {"run_code": "os:getcwd"})
 
 
-@pytest.mark.parametrize(
-    ("what", "start", "media_type"),
-    [("plan", "stage", "text/csv"), ("trace", '{"displayTimeUnit"', "application/json"),
-     ("report", "<!doctype html>", "text/html"), ("svg", "<svg", "image/svg+xml")],
-)  # fmt: skip
-def test_files_of_a_schedule(client, what, start, media_type):
-    response = client.post("/api/export", json={"what": what, "question": {"kind": "uniform"}}, headers=HEADERS)
-    assert response.headers["Content-Type"].startswith(media_type)
-    assert "attachment" in response.headers["Content-Disposition"]
-    assert response.text.startswith(start) or what == "plan"
-    assert response.text
-
-
-def test_picture_of_a_cluster(client):
-    found = client.post("/api/topology", json={"cluster": "8xH100"}, headers=HEADERS).json()
-    assert found["devices"] == 8
-    assert found["svg"].startswith("<svg")
-    wrong = client.post("/api/topology", json={"cluster": "8xH1000"}, headers=HEADERS)
-    assert (wrong.status_code, "H100" in wrong.json()["error"]) == (422, True)
-
-
 def test_points_carry_their_questions():
     found = []
     question = UniformQuestion(devices=2, microbatches=4)
@@ -138,17 +117,6 @@ def test_points_carry_their_questions():
         assert misfit == ""
         assert scored.schedule.name == point["name"]
         assert scored.result.makespan == point["time"]
-
-
-def test_question_has_only_what_differs_from_the_default():
-    question = UniformQuestion(schedule="zb-v", parameters={"seed": 3})
-    assert plain_question(question) == {"kind": "uniform", "schedule": "zb-v", "parameters": {"seed": 3}}
-    assert parse_question(plain_question(question)) == question
-    assert question.command == "panpipe schedule zb-v --devices 4 --microbatches 8 --seed 3"
-    plan = PlanQuestion(model="gpt2", memory_limit=16e9, rank=3)
-    assert plan.command == (
-        "panpipe plan --model gpt2 --memory-limit 16000000000 --cluster 4xA100-40GB --microbatches 8 --top 3"
-    )
 
 
 def test_port_in_use_is_refused_in_one_line():

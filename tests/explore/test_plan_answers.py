@@ -9,7 +9,7 @@ import pytest
 from panpipe.cli import main
 from panpipe.core.errors import InfeasibleError, RequestError
 from panpipe.explore import plan_answers
-from panpipe.explore.question import PlanQuestion, parse_question
+from panpipe.explore.question import PlanQuestion
 
 from ..support.browser import in_a_browser
 from .conftest import explorer
@@ -67,17 +67,6 @@ def test_plan_is_that_of_its_command_line(graph, capsys):
         assert last["answer"]["figures"][name] == printed[name], name
     names = last["answer"]["report"]["plan"]["stages"][0]["names"]
     assert "model.h.0.attn" in names
-
-
-@pytest.mark.slow
-def test_points_are_plans_that_can_be_asked_for(graph):
-    question = PlanQuestion(graph=str(graph), cluster="4xA100-40GB", microbatches=8, budget=1500)
-    points = [line["point"] for line in reported(plan_answers.report_points, question) if "point" in line]
-    assert {"auto", "1f1b", "zb-h1"} <= {point["family"] for point in points}
-    for point in (points[0], points[-1]):
-        answer = reported(plan_answers.report_answer, parse_question(point["question"]))[-1]["answer"]
-        assert answer["figures"]["schedule"] == point["name"]
-        assert answer["figures"]["predicted_step_s"] == point["time"]
 
 
 @pytest.mark.slow

@@ -34,11 +34,6 @@ def test_question_of_a_plan_is_a_command_line():
     assert FileQuestion(number=2).command == ""
 
 
-@pytest.mark.parametrize(("model", "runs"), [(None, False), ("llama-7b", False), ("package.module:factory", True)])
-def test_factory_of_the_user_runs_code(model, runs):
-    assert PlanQuestion(model=model).runs_code is runs
-
-
 def test_plain_question_has_what_is_not_at_its_default_and_is_read_again():
     for question in (UniformQuestion(devices=8, parameters={"seed": 3}), PlanQuestion(offload="auto"), FileQuestion()):
         assert parse_question(plain_question(question)) == question
@@ -64,10 +59,6 @@ def test_plain_question_has_what_is_not_at_its_default_and_is_read_again():
 def test_other_questions_are_refused(data, said):
     with pytest.raises(RequestError, match=said):
         parse_question(data)
-
-
-def test_largest_questions_are_accepted():
-    assert parse_question({"kind": "uniform", "devices": 256, "microbatches": 1024, "chunks": 8}).devices == 256
 
 
 def test_request_is_an_object_of_limited_size():

@@ -1,23 +1,20 @@
 """Copies between devices and hosts by hand: rates per direction, shared links, waits, memory of hosts."""
 
-import json
-from itertools import pairwise
-
 import pytest
 from attrs import evolve
-from panpipe.core.cluster.cluster import Cluster, Device, Hub, cluster_json, fully_connected, read_cluster
+from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.routing import Link
-from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.timing.idle import HOST_COPIES, SHARED_LINKS, idle_time
 from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.core.trace.trace import HOST_MEMORY
 from panpipe.core.validation.validate import validate
-from panpipe.simulators.bubbles import COMMUNICATION, CONTENTION, HOST_COPY
+from panpipe.simulators.bubbles import CONTENTION, HOST_COPY
 from panpipe.simulators.run import simulate
 
-from ..support.plans import hosted, leaves, orders, plan_of
+from ..support.plans import leaves, orders, plan_of
 
 COST = StageCosts(1.0, 1.0, 1.0, saved_bytes=300)
 ORDER = orders("0F0 0F1 0F2 0B0 0B1 0B2")
@@ -37,11 +34,6 @@ def spans(result):
     return {str(e.action): (e.start_s, e.end_s) for e in result.trace.events if "LOAD" in e.action.kind}
 
 
-def test_each_direction_has_its_own_rate():
-    found = spans(simulate(one_device(100.0, 400.0)))
-    assert [end - start for start, end in found.values()] == [2.0, 0.5, 2.0, 0.5]
-
-
 def test_directions_that_share_a_rate_slow_each_other():
     """RELOAD1 and OFFLOAD2 start together: alone 2 s each at 100 bytes/s, together 50 bytes/s each."""
     alone = spans(simulate(one_device(100.0, None, queues=2)))
@@ -57,18 +49,6 @@ def test_wait_for_a_copy_is_a_cause_of_its_own():
     """2–4 for OFFLOAD1, 5–9 for OFFLOAD2 after RELOAD1 in the same queue."""
     result = simulate(one_device(100.0))
     assert {cause: s for cause, s in result.bubbles[0].items() if s} == {HOST_COPY: 6.0}
-
-
-def test_copy_after_a_message_waits_for_the_rest_only():
-    """1F0 ends at 5. 1F1 has its message at 7, the copy out ends at 9. Nothing runs in the 4 s of the copy back."""
-    cluster = hosted(fully_connected(2, 10**6, 10.0, 0.0), 50.0)
-    plan = plan_of(
-        orders("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), (0, 1), costs=[COST] * 2, cluster=cluster,
-        edges=[StageEdge(0, 1, 30, 0)], offload=[leaves(1, 200, "0: 1F1 1F1")],
-    )  # fmt: skip
-    result = simulate(plan)
-    assert result.operation_times[1][0][:3] == [4.0, 9.0, 14.0]
-    assert (result.bubbles[1][COMMUNICATION], result.bubbles[1][HOST_COPY]) == (2.0, 2.0 + 4.0)
 
 
 def two_devices(*uplinks, memory_bytes_per_s=None):
@@ -106,24 +86,6 @@ def test_devices_of_a_host_share_the_rate_of_its_memory():
     assert written.delay_s + read.delay_s == pytest.approx(4 * (200 / 60 - 2))
 
 
-def test_a_numa_node_has_a_memory_of_its_own():
-    """As above, with the second device's switch on a host of its own: neither waits for the other."""
-    plan = two_devices("pcie0", "pcie1", memory_bytes_per_s=120.0)
-    cluster = plan.prediction.cluster
-    links = [Link("pcie1", "far", 100.0, 0.0) if link.a == "pcie1" else link for link in cluster.links]
-    cluster = evolve(cluster, hubs=(*cluster.hubs, Hub("far", "host", None, 50.0)), links=tuple(links))
-    found = simulate(evolve(plan, prediction=evolve(plan.prediction, cluster=cluster)))
-    assert [use.bytes_per_s for use in found.host_copies] == [100.0, 100.0, 50.0, 50.0]
-
-
-def test_both_directions_share_the_rate_of_a_hosts_memory():
-    """RELOAD1 and OFFLOAD2 start together: 100 bytes/s each over the link, 50 each of the memory's 100."""
-    plan = one_device(100.0, None, queues=2)
-    cluster = evolve(plan.prediction.cluster, hubs=(Hub("host0", "host", None, 100.0),))
-    result = simulate(evolve(plan, prediction=evolve(plan.prediction, cluster=cluster)))
-    assert (spans(result)["0RELOAD1"], spans(result)["0OFFLOAD2"]) == ((5.0, 9.0), (5.0, 9.0))
-
-
 def test_a_message_through_the_host_is_written_and_read_in_its_memory():
     """200 bytes over links of 100 bytes/s: the memory's 120 are 60 for a message, and 40 next to a copy out of 100."""
     plan = two_devices("pcie0", "pcie1", memory_bytes_per_s=120.0)
@@ -157,21 +119,6 @@ def test_messages_through_the_host_share_its_links_with_copies():
     assert (messages[0].start_s, messages[0].end_s) == (1.0, 5.0)
 
 
-def test_hosts_hold_what_their_devices_offload():
-    result = simulate(two_devices("pcie0", "pcie0"))
-    (use,) = result.hosts
-    assert (use.host, use.devices, use.limit_bytes, use.arena_bytes, use.peak_bytes) == (
-        "host",
-        (0, 1),
-        None,
-        512,
-        400.0,
-    )
-    assert use.held[-1] == 0
-    assert all(a <= b for a, b in pairwise(use.times))
-    assert simulate(plan_of(ORDER, (0,))).hosts == ()
-
-
 def test_trace_has_the_copies_and_the_host_memory(tmp_path):
     trace = simulate(one_device(100.0)).trace
     write_trace(trace, tmp_path / "trace.json")
@@ -195,33 +142,6 @@ def test_why_not_faster_names_host_copies_and_the_links_they_share():
     assert causes(one_device(100.0)) == {HOST_COPIES: 6.0}
     assert causes(two_devices("pcie0", "pcie1")) == {HOST_COPIES: 4.0}
     assert causes(two_devices("pcie0", "pcie0")) == {HOST_COPIES: 4.0, SHARED_LINKS: 4.0}
-
-
-def test_rates_and_host_memory_are_in_the_cluster_file(tmp_path):
-    cluster = one_device(100.0, 400.0, 450.0).prediction.cluster
-    cluster = evolve(cluster, hubs=(Hub("host0", "host", 10**9, 2e11),))
-    (tmp_path / "cluster.json").write_text(cluster_json(cluster))
-    assert read_cluster(tmp_path / "cluster.json") == cluster
-    data = json.loads(cluster_json(cluster))
-    assert data["hubs"] == [{"name": "host0", "kind": "host", "memory_bytes": 10**9, "memory_bytes_per_s": 2e11}]
-    assert data["links"][0]["back_bytes_per_s"] == 400.0
-    plain = json.loads(cluster_json(one_device(100.0).prediction.cluster))
-    assert (plain["hubs"], set(plain["links"][0])) == (
-        [{"name": "host0", "kind": "host"}], {"a", "b", "bytes_per_s", "latency_s"}
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("kind", "rate"), [("host", 0.0), ("host", -1.0), ("host", float("nan")), ("host", float("inf")), ("pcie", 1e9)]
-)
-def test_a_bad_rate_of_memory_is_refused(kind, rate):
-    with pytest.raises(RequestError, match="memory_bytes_per_s of 'host0' is"):
-        Cluster((Device("gpu0", 10**6),), (Hub("host0", kind, None, rate),), (Link("gpu0", "host0", 1e9, 0.0),))
-
-
-def test_a_place_with_the_name_of_a_hosts_memory_is_refused():
-    with pytest.raises(RequestError, match="'memory of host0' appears twice"):
-        Cluster((Device("gpu0", 10**6),), (Hub("host0", "host", None, 1e9), Hub("memory of host0")), ())
 
 
 @pytest.mark.parametrize("rates", [(100.0, 0.0), (100.0, None, -1.0)])

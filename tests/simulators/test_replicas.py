@@ -11,9 +11,7 @@ from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.plan.plan import TiedWeight
 from panpipe.core.search import longest_path
-from panpipe.simulators.optimizer_step import OptimizerStep
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of, plans
@@ -27,21 +25,6 @@ def two_stages(**options):
     """F at 0–1 and 2.5–3.5, B at 3.5–5.5 and 7–9, as of one replica; 10 bytes a hop in 1.5 s."""
     options = {"cluster": fully_connected(4, 10**6, 10.0, 0.5), "costs": [COST] * 2, **options}
     return plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1), data=2, **options)
-
-
-def test_gradients_of_replicas_are_summed_after_the_last_backward():
-    result = simulate(two_stages())
-    one = (([0.0, 7.0, 14.0], [1.0, 9.0, 14.25]), ([2.5, 3.5, 10.5], [3.5, 5.5, 10.75]))
-    # Two members: 2·(2−1)/2 of 40 bytes at 10 bytes/s, and two latencies.
-    assert result.operation_times == one * 2
-    assert [(t.device, str(t.action), t.issued_s, t.start_s, t.end_s, t.bytes) for t in result.tasks] == [
-        (0, "0REDUCE_GRAD", 9.0, 9.0, 14.0, 40),
-        (1, "1REDUCE_GRAD", 5.5, 5.5, 10.5, 40),
-        (2, "0REDUCE_GRAD", 9.0, 9.0, 14.0, 40),
-        (3, "1REDUCE_GRAD", 5.5, 5.5, 10.5, 40),
-    ]
-    assert result.step_s == 14.25
-    assert [bubbles["reduction"] for bubbles in result.bubbles] == [5.0] * 4
 
 
 def test_reductions_overlap_with_computation():
@@ -73,25 +56,6 @@ def test_trace_has_reductions_on_a_separate_queue():
     assert {e.queue for e in trace.events if e.device == 3} == {"compute", "collectives", "send to 2", "receive from 2"}
 
 
-def test_tied_weight_is_summed_after_its_gradients():
-    result = simulate(two_stages(tied=(TiedWeight("embedding", (0, 1), 20),)))
-    tied = [(r.device, r.issued_s, r.start_s, r.end_s) for r in result.tasks if r.action.kind == "REDUCE_TIED"]
-    assert tied == [(0, 14.0, 14.0, 19.0), (1, 10.5, 14.0, 19.0), (2, 14.0, 14.0, 19.0), (3, 10.5, 14.0, 19.0)]
-
-
-def test_a_barrier_waits_for_every_replica():
-    result = simulate(two_stages(), optimizer=OptimizerStep.BARRIER)
-    # The last gradients are there at 14; the 16 bytes of overflows and scales to and fro take 4.2 s.
-    assert [starts[-1] for starts, _ in result.operation_times] == pytest.approx([18.2] * 4)
-
-
-def test_post_validation_messages_stay_within_a_replica():
-    result = simulate(two_stages(), optimizer=OptimizerStep.POST_VALIDATION)
-    starts = [starts[-1] for starts, _ in result.operation_times]
-    # From device 0, whose gradients are there at 14, 8 bytes to device 1 in 1.3 s; the same in the other replica.
-    assert starts == pytest.approx([14.0, 15.3, 14.0, 15.3])
-
-
 def test_replicas_are_placed_as_in_the_mesh():
     # Devices 0 and 2 are near each other, and so are 1 and 3: pipelines over near devices, reductions over far ones.
     names = ("a", "b", "c", "d")
@@ -115,12 +79,6 @@ def test_replicas_contend_for_a_link_between_nodes():
     result = simulate(two_stages(cluster=cluster, costs=costs, edges=(StageEdge(0, 1, 10, 20),)))
     assert result.transfer_times[0, 1] == result.transfer_times[2, 3] == ([1.0], [3.0])
     assert result.transfer_times[1, 0] == result.transfer_times[3, 2] == ([6.0], [10.0])
-
-
-def test_no_gradients_take_no_time():
-    result = simulate(two_stages(costs=[evolve(COST, gradient_bytes=0)] * 2))
-    assert {r.end_s - r.start_s for r in result.tasks} == {0.0}
-    assert result.step_s == 9.25
 
 
 # The short cut
@@ -149,11 +107,6 @@ def mixed(plan, rate, latency_s):
         for a, b in itertools.combinations(range(plan.mesh.ranks), 2)
     ]
     return Cluster(tuple(Device(name, 10**9) for name in names), (), tuple(links))
-
-
-def test_the_longest_path_of_two_stages_and_two_replicas():
-    plan = two_stages()
-    assert longest_path(plan, plan.prediction.costs, plan.prediction.cluster).step_s == simulate(plan).step_s == 14.25
 
 
 def test_idle_causes_are_of_the_same_step():

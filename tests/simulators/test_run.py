@@ -12,13 +12,12 @@ from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.lowering.lowering import lower
 from panpipe.core.plan.plan import TiedWeight
 from panpipe.core.timing.orders import evaluate
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.simulators.run import simulate
 
-from ..support.plans import orders, plan_of, plans, scheduled
+from ..support.plans import orders, plan_of, plans
 
 HOP = fully_connected(2, 10**6, 10.0, 0.5)
 
@@ -76,22 +75,6 @@ def test_tied_weight_is_summed_after_its_last_stage():
     assert reduced == [(1, 5.5, 14.0), (0, 9.0, 14.0)]
 
 
-def test_a_weight_tied_on_one_device_takes_no_time():
-    plan = plan_of(orders("0F0 1F0 1B0 0B0"), (0, 0), tied=(TiedWeight("embedding", (0, 1), 20),))
-    result = simulate(plan)
-    assert result.step_s == 6.0
-    assert [e.action for e in result.trace.events] == list(lower(plan)[0])
-
-
-def test_split_backward_sends_its_gradient_after_i():
-    plan = plan_of(
-        orders("0F0 0B0", "1F0 1I0 1W0"), (0, 1), costs=[StageCosts(1.0, 2.0, 4.0, backward_s=5.0)] * 2, cluster=HOP
-    )
-    result = simulate(plan)
-    assert result.operation_times[1] == ([2.5, 3.5, 5.5, 9.5], [3.5, 5.5, 9.5, 9.5])
-    assert result.operation_times[0] == ([0.0, 7.0, 12.0], [1.0, 12.0, 12.0])
-
-
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [
@@ -117,11 +100,6 @@ def test_split_backward_sends_its_gradient_after_i():
 def test_invalid_simulation_requests_are_refused(message, arguments):
     with pytest.raises(RequestError, match=message):
         simulate(**arguments)
-
-
-def test_given_costs_and_cluster_replace_the_predictions():
-    result = simulate(two_stages(), [StageCosts(2.0, 1.0, 1.0)] * 2, fully_connected(2, 9, float("inf"), 0.0))
-    assert result.step_s == 8.0
 
 
 # Laws
@@ -202,8 +180,3 @@ def test_busy_and_idle_time_add_up_to_the_step(plan):
         assert min(idle.values()) >= -1e-9
         steps = sum(plan.prediction.costs[stage.index].optimizer_s for stage in plan.stages_on(device))
         assert sum(idle.values()) + result.busy_s[device] + steps == pytest.approx(result.step_s)
-
-
-def test_simulation_without_memory_has_no_memory_results():
-    result = simulate(scheduled("1f1b", 2, 2), memory=False)
-    assert (result.timelines, result.peak_memory_bytes, result.trace.memory) == ((), (), ())

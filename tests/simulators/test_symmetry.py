@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
-from panpipe.core.costs.costs import StageCosts, compute_times
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.lowering.lowering import lower
 from panpipe.core.lowering.queues import queues_of
 from panpipe.simulators.run import simulate
@@ -82,12 +82,3 @@ def test_replicas_that_are_not_symmetric_are_simulated_together(cluster):
     assert symmetry_of(plan) is None
     found, full = simulate(plan), together(plan)
     assert found.operation_times == full.operation_times
-
-
-@pytest.mark.parametrize(("rate", "devices"), [(100.0, [2]), (1.0, [2, 6])], ids=["free", "messages-wait"])
-def test_one_replica_is_simulated_unless_its_transfers_wait_for_each_other(rate, devices):
-    costs = [StageCosts(1.0, 1.0, 1.0, gradient_bytes=40)] * 2
-    plan = replicated(scheduled("gpipe", 2, 3, data=3, costs=costs), 3, fully_connected(6, 10**9, rate, 0.0))
-    with patch("panpipe.simulators.run.compute_times", side_effect=compute_times) as runs:
-        simulate(plan)
-    assert [len(call.args[0]) for call in runs.call_args_list] == devices

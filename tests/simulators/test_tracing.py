@@ -52,19 +52,6 @@ def test_samples_show_every_peak_of_the_result(plan, eager):
     assert [max(map(sum, rows)) for rows in held] == pytest.approx(result.peak_memory_bytes, abs=3)
 
 
-def test_running_sums_over_kinds_are_never_above_the_peak():
-    # When the first F ends, its workspace is freed, and the next action saves: both change at the same time.
-    cost = StageCosts(1.0, 1.0, 1.0, saved_bytes=100, workspace_bytes=30)
-    plan = plan_of(orders("0F0 0F1 0F2 0B0 0B1 0B2"), (0,), costs=[cost])
-    result = simulate(plan)
-    held: dict[str, float] = {}
-    highest = 0.0
-    for sample in result.trace.memory:
-        held[sample.kind] = sample.bytes
-        highest = max(highest, sum(held.values()))
-    assert highest == result.peak_memory_bytes[0]
-
-
 def test_a_peak_within_an_instant_is_a_sample_of_its_own():
     # The second F allocates at the time at which the first stage's B frees: both stages run without taking any time.
     free = StageCosts(0.0, 0.0, 0.0, saved_bytes=100)

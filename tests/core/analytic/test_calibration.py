@@ -54,31 +54,6 @@ def test_calibration_recovers_the_device_of_synthetic_samples(matmul, elementwis
     )  # fmt: skip
 
 
-def test_residual_is_largest_for_a_wrong_sample():
-    spoiled = samples(BASE)
-    bad = next(i for i, sample in enumerate(spoiled) if sample.name.startswith("add") and sample.seconds > 1e-4)
-    spoiled[bad] = evolve(spoiled[bad], seconds=3 * spoiled[bad].seconds)
-    found = calibrate(spoiled, BASE)
-    worst = max(found.residuals, key=lambda residual: residual.error)
-    assert worst.sample is spoiled[bad]
-    assert worst.error == pytest.approx(2 / 3, abs=0.02)  # held out, it is predicted from the others alone
-    assert worst.fitted_error <= worst.error
-    assert set(found.by_kind) == {"matmul", "elementwise", "gather"}
-    assert len(found.residuals) == len(spoiled)
-
-
-def test_a_sample_of_several_kernels_is_their_sum():
-    both = [Sample(s.name, s.case, s.kernels * 2, 2 * s.seconds) for s in samples(BASE)]
-    assert calibrate(both, BASE).device.launch_overhead_s == pytest.approx(BASE.launch_overhead_s, rel=1e-2)
-
-
-def test_efficiency_without_samples_is_not_fitted():
-    thin = [sample for sample in samples(BASE) if not sample.name.startswith("mm")]
-    found = calibrate(thin, BASE)
-    assert "efficiency.matmul" not in found.fitted
-    assert found.device.efficiency["matmul"] == BASE.efficiency["matmul"]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

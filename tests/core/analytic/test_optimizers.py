@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.analytic.optimizers import OPTIMIZERS, find_optimizer
-from panpipe.core.errors import RequestError
+from panpipe.core.analytic.optimizers import find_optimizer
 
 TORCH = {
     "adam": torch.optim.AdamW,
@@ -30,17 +29,3 @@ def test_mixed_precision_keeps_16_bytes_a_parameter():
     assert mixed.state_bytes(2) == 16
     assert mixed.state_bytes(4) == find_optimizer("adam").state_bytes(4) == 16
     assert mixed.state_bytes(8) == 32  # a double needs no copy in less
-
-
-def test_bytes_moved_by_an_optimizer_step_by_hand():
-    assert find_optimizer("sgd").moved_bytes(4) == 3 * 4  # parameter and gradient in, parameter out
-    assert find_optimizer("sgd-momentum").moved_bytes(4) == 5 * 4
-    assert find_optimizer("adam").moved_bytes(4) == 7 * 4
-    assert find_optimizer("adam-master").moved_bytes(4) == 7 * 4
-    # Copy and two moments in and out in float32, the gradient in, the parameter out.
-    assert find_optimizer("adam-master").moved_bytes(2) == 6 * 4 + 2 * 2
-
-
-def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(RequestError, match=f"there is no optimizer 'lion': use one of {', '.join(OPTIMIZERS)}"):
-        find_optimizer("lion")

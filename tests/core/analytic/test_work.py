@@ -61,12 +61,6 @@ def work_alone(operators, index) -> TracedOperator:
     return work_of(LoneOperator(operators, operators.graph.nodes[index].name))
 
 
-def test_flops_of_a_transformer_layer_are_those_of_the_zero_bubble_paper():
-    expected = [S * B * H * (24 * H + 4 * S), S * B * H * (24 * H + 8 * S), S * B * H * 24 * H]
-    assert flops(model_work(layers(1, fused=False))) == expected
-    assert flops(model_work(layers(1, fused=True)), counted=True) == expected
-
-
 def test_flops_of_fused_attention_include_recomputed_scores_and_half_of_them_if_causal():
     forward, backward_input, weight = flops(model_work(layers(1, fused=True)))
     assert (forward, weight) == (S * B * H * (24 * H + 4 * S), S * B * H * 24 * H)
@@ -98,19 +92,6 @@ def test_flops_of_a_small_model_are_those_that_torch_counts_in_a_real_run():
     torch_counts_groups_wrong = 2 * 7 * 4 * 6 * 6 * 8 * 9  # of the weight's gradient, as if they were one
     found = sum(flops(model_work(captured(model, batch, step))))
     assert found == counter.get_total_flops() - torch_counts_groups_wrong
-
-
-def test_a_convolution_by_hand():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.Conv2d(8, 16, 3, stride=2, bias=False))
-    work = model_work(captured(model, torch.randn(2, 3, 12, 10)))
-    first, second = 2 * (2 * 8 * 12 * 10) * 3 * 9, 2 * (2 * 16 * 5 * 4) * 8 * 9
-    assert flops(work) == [first + second, second, first + second]  # the first has no input to differentiate
-    forward = work.operators[1].work.forward[0]
-    assert forward.kind == "convolution"
-    assert forward.read_bytes == 4 * (2 * 8 * 12 * 10 + 16 * 8 * 9)
-    assert forward.written_bytes == 4 * 2 * 16 * 5 * 4
-    weight = work.operators[1].work.backward_weight[0]  # reads the input and the gradient, and no weight
-    assert weight.read_bytes == 4 * (2 * 8 * 12 * 10 + 2 * 16 * 5 * 4)
 
 
 def test_bytes_of_elementwise_operators_by_hand():
@@ -148,14 +129,6 @@ def test_views_and_expansions_are_free():
     kernels = [kernel for operator in work.operators for kernel in operator.work.forward]
     assert [kernel.name for kernel in kernels] == ["add", "pow", "sum"]
     assert kernels[0].read_bytes == 4 * (256 + 16)
-
-
-def test_embedding_lookup_counts_the_bytes_of_its_rows():
-    operators = captured(nn.Embedding(1000, 8), torch.zeros(4, 5, dtype=torch.long))
-    work = work_alone(operators, 0)
-    assert work.forward[0].kind == "gather"
-    assert work.forward[0].read_bytes == 8 * 20 + 4 * 20 * 8
-    assert work.backward_weight[-1].written_bytes == 4 * 1000 * 8  # the gradient is as large as the table
 
 
 @pytest.mark.parametrize("options", [{"fused": False}, {"fused": True}, {"fused": True, "causal": True}])
@@ -217,36 +190,6 @@ def test_recomputed_core_of_attention_saves_no_scores_and_multiplies_once_more()
     assert again == 4 * A * S * S * B  # held while it runs back
     with pytest.raises(RequestError, match="no attention of the model is written out"):
         model_work(layers(1, fused=True), attends_again=True)
-
-
-def test_equal_layers_are_traced_once():
-    operators = layers(3, fused=True)
-    work = model_work(operators)
-    of = {node.name: operator.work for node, operator in zip(work.graph.nodes, work.operators, strict=True)}
-    own = {name.removeprefix("1."): found for name, found in of.items() if name.startswith("1.")}
-    assert len(own) >= 6
-    for name, found in own.items():
-        assert of[f"2.{name}"] is found
-
-
-def test_half_precision_halves_bytes_and_changes_the_rate():
-    def of(dtype):
-        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(dtype)
-        return model_work(captured(model, torch.zeros(32, 64, dtype=dtype))).operators[1]
-
-    full, half = of(torch.float32), of(torch.bfloat16)
-    assert [k.bytes for k in full.work.forward] == [2 * k.bytes for k in half.work.forward]
-    assert {k.dtype for k in half.work.forward} == {"bf16"}
-    assert full.saved_bytes == 2 * half.saved_bytes
-
-
-def test_dropout_backward_on_a_described_gpu_is_one_kernel():
-    """Eager PyTorch rounds it on a CPU in three operators, which programs repeat; a GPU has one kernel for it."""
-    model = nn.Sequential(nn.Linear(H, H), nn.Dropout(0.1), nn.Linear(H, H))
-    operators = captured(model, torch.zeros(B, H))
-    work = model_work(operators)
-    [found] = [o.work for n, o in zip(work.graph.nodes, work.operators, strict=True) if "dropout" in n.name]
-    assert [kernel.name for kernel in found.backward_input] == ["_to_copy", "native_dropout_backward"]
 
 
 def test_backward_that_overwrites_its_incoming_gradient_has_no_workspace():

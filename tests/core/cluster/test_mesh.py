@@ -43,11 +43,6 @@ def test_invalid_mesh_is_refused_in_one_line(text, said):
     assert "\n" not in str(refusal.value)
 
 
-def test_unknown_dimension_is_refused_with_tp_where_it_is_accepted():
-    with pytest.raises(RequestError, match=r"pp \(the pipeline\), dp \(its replicas\) and tp \(tensor ranks\)"):
-        parse_mesh("pp=2,ep=2", tensor=True)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

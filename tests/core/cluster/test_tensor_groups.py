@@ -4,35 +4,8 @@ import pytest
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.collectives import Algorithm, collective_s
 from panpipe.core.cluster.mesh import Mesh
-from panpipe.core.cluster.routing import Link
-from panpipe.core.cluster.tensor_groups import NVLINK_HOP_S, RING_START_S, consecutive_groups, grouped
+from panpipe.core.cluster.tensor_groups import NVLINK_HOP_S, RING_START_S, consecutive_groups
 from panpipe.core.errors import RequestError
-from panpipe.core.search.problem.arrangements import reduction_rates
-
-
-def one_cable():
-    """Two pairs of devices; all messages between the pairs share one cable of 10 bytes/s."""
-    names = ("a0", "a1", "b0", "b1")
-    links = [Link(name, name[0], 100.0, 0.25) for name in names]
-    return Cluster(tuple(Device(name, 1000) for name in names), ("a", "b"), (*links, Link("a", "b", 10.0, 0.5)))
-
-
-def test_message_of_a_group_is_one_message_of_each_rank():
-    groups = consecutive_groups(fully_connected(4, 1000, 10.0, 0.5), 2)
-    assert [device.name for device in groups.devices] == ["device0", "device2"]
-    assert [(link.a, link.b) for link, _ in groups.path(0, 1)] == [("device0", "device2"), ("device1", "device3")]
-    assert groups.transfer_s(0, 1, 20.0) == 0.5 + 20.0 / 10.0
-
-
-def test_ranks_that_share_a_cable_share_its_rate():
-    assert consecutive_groups(one_cable(), 2).transfer_s(0, 1, 20.0) == 1.0 + 2 * 20.0 / 10.0
-
-
-def test_reduction_over_replicas_is_one_reduction_of_each_rank():
-    least, each = reduction_rates(consecutive_groups(one_cable(), 2), ((0,), (1,)))[:, 0]
-    alone, alone_each = reduction_rates(one_cable(), ((0,), (2,)))[:, 0]
-    assert least == pytest.approx(alone, abs=0.2)
-    assert each == pytest.approx(2 * alone_each, rel=1e-6)
 
 
 def test_ring_of_a_group_takes_the_time_of_the_collective():
@@ -45,13 +18,6 @@ def test_ring_of_a_group_takes_the_time_of_the_collective():
     alone_s = collective_s(cluster, range(4, 8), size, algorithm=Algorithm.RING)
     assert ring.bytes * size / ring.bytes_per_s == pytest.approx(alone_s - 6 * 0.5)
     assert ring.bytes == 2 * 3 / 4
-
-
-def test_slowest_ring_is_the_worst_of_all_groups():
-    cluster = one_cable()
-    slow = grouped(cluster, ((0, 2), (1, 3)))
-    assert slow.slowest()[1] == pytest.approx(1 / 10.0)
-    assert consecutive_groups(cluster, 2).slowest()[1] == pytest.approx(1 / 100.0)
 
 
 def test_unequal_devices_of_a_group_are_refused():

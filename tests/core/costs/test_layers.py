@@ -2,7 +2,6 @@
 
 import pytest
 from panpipe.core.costs.layers import layer_blocks
-from panpipe.core.errors import RequestError
 
 
 def blocks(text):
@@ -23,14 +22,3 @@ def blocks(text):
 ])  # fmt: skip
 def test_stages_may_end_between_the_outermost_modules_that_repeat(text):
     assert blocks(text) == [block.strip() for block in text.split("|")]
-
-
-@pytest.mark.parametrize("text", ["op0 op1 op2", "a/mm b/mm", "conv1/c fc1/l", "towers.0/a towers.1/b head.2/c"])
-def test_names_without_layers_are_refused(text):
-    with pytest.raises(RequestError, match=r"\Ano layers are known: [^\n]*\Z"):
-        layer_blocks(text.split())
-
-
-def test_layers_whose_operators_alternate_are_refused():
-    with pytest.raises(RequestError, match="operators of all layers alternate"):
-        layer_blocks(["h.0/a", "h.1/a", "h.0/b", "h.1/b"])

@@ -4,25 +4,11 @@ import os
 import stat
 
 import pytest
-from panpipe.core.errors import RequestError
-from panpipe.core.files.write import new_file, replace_file, write_text
-
-
-@pytest.fixture
-def umask():
-    before = os.umask(0o027)
-    yield
-    os.umask(before)
+from panpipe.core.files.write import replace_file, write_text
 
 
 def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_new_file_has_the_permissions_of_the_umask(tmp_path, umask):
-    write_text(tmp_path / "a", "é\r\n")
-    assert (tmp_path / "a").read_bytes() == "é\r\n".encode()
-    assert mode_of(tmp_path / "a") == 0o640
 
 
 def test_replaced_file_keeps_its_permissions_and_nothing_is_left(tmp_path):
@@ -58,16 +44,6 @@ def test_link_is_replaced_and_its_target_is_unchanged(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
-def test_temporary_names_differ_and_an_existing_one_is_not_opened(tmp_path, monkeypatch):
-    names = iter(("first", "first", "second"))
-    monkeypatch.setattr("panpipe.core.files.write.secrets.token_hex", lambda _: next(names))
-    (tmp_path / ".a.first.part").symlink_to(tmp_path / "victim")
-    number, path = new_file(tmp_path, "a")
-    os.close(number)
-    assert path.name == ".a.second.part"
-    assert not (tmp_path / "victim").exists()
-
-
 def test_pipes_and_devices_are_written_directly(tmp_path):
     write_text("/dev/null", "text")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
@@ -76,9 +52,3 @@ def test_pipes_and_devices_are_written_directly(tmp_path):
     os.close(write)
     assert os.read(read, 100) == b"text"
     os.close(read)
-
-
-def test_path_that_cannot_be_written_is_refused(tmp_path):
-    for path in (tmp_path, tmp_path / "none" / "a", tmp_path / "a\0b", tmp_path / ("a" * 300)):
-        with pytest.raises(RequestError, match="cannot write"):
-            write_text(path, "text")

@@ -11,8 +11,6 @@ from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.lowering.derive import first_microbatches, forward_only
 from panpipe.core.lowering.lowering import lower
-from panpipe.core.lowering.queues import queues_of
-from panpipe.core.plan.plan import parse_plan, plan_json
 from panpipe.core.policies.offload import planned_copies
 from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
@@ -57,26 +55,6 @@ def test_copies_are_issued_after_the_actions_that_the_plan_names():
     ]
 
 
-def test_copies_of_a_device_form_one_queue_and_a_reload_waits_for_its_offload():
-    found = [(t.name, t.items[0].queue, t.items[0].waits, t.readers) for t in queues_of(PLAN, lower(PLAN)).tasks]
-    assert found == [
-        ("0OFFLOAD1", "host copies", (), ((0, 2),)), ("0RELOAD1", "host copies", (0,), ((0, 4),)),
-        ("0OFFLOAD2", "host copies", (), ((0, 3),)), ("0RELOAD2", "host copies", (2,), ((0, 5),)),
-    ]  # fmt: skip
-    found = [(t.name, t.order) for t in queues_of(TWO_QUEUES, lower(TWO_QUEUES)).tasks]
-    out, back = ("copies to host", 0), ("copies from host", 0)
-    assert found == [("0OFFLOAD1", out), ("0RELOAD1", back), ("0OFFLOAD2", out), ("0RELOAD2", back)]
-
-
-def test_offload_follows_the_sends_of_its_forward():
-    plan = plan_of(
-        orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1), offload=[leaves(0, 50, "1: 0B0 0B0")],
-    )  # fmt: skip
-    assert text(lower(plan)[0]) == (
-        "0RECV_B0<1 0F0 0SEND_F0>1 0RECV_B1<1 0F1 0SEND_F1>1 0OFFLOAD1 0B0 0RELOAD1 0B1 0STEP"
-    )
-
-
 def test_action_that_frees_waits_for_the_copy_out_and_the_backward_for_the_copy_back():
     result = simulate(PLAN)
     assert times(result, "host copies") == [
@@ -97,23 +75,6 @@ def test_memory_moves_to_the_host_and_back():
         (0.0, 300.0), (1.0, 600.0), (4.0, 700.0), (5.0, 900.0), (9.0, 700.0), (11.0, 600.0), (13.0, 300.0), (15.0, 0.0)
     ]  # fmt: skip
     assert levels(timeline, timeline.host) == [(0.0, 0.0), (2.0, 200.0), (5.0, 400.0), (11.0, 200.0), (13.0, 0.0)]
-
-
-def test_recompute_of_the_action_that_frees_waits_for_the_copy():
-    plan = plan_of(
-        orders("0F0 1F0 0F1 1B0 0B0 1F1 1B1 0B1"), (0, 0), costs=[COST] * 2, cluster=HOST, recompute=[1],
-        offload=[leaves(0, 200, "0: 1B0 1B0")],
-    )  # fmt: skip
-    assert "1RECOMPUTE0 1B0 0RELOAD0" in text(lower(plan)[0])
-    task = queues_of(plan, lower(plan)).tasks[0]
-    assert queues_of(plan, lower(plan)).compute[0][task.readers[0][1]].kind is Kind.RECOMPUTE
-
-
-def test_storages_and_copies_are_in_the_plan_file():
-    assert parse_plan(plan_json(TWO_QUEUES), "here") == TWO_QUEUES
-    assert '"host_copy_queues"' not in plan_json(PLAN)
-    assert PLAN.hash != with_offload().hash
-    assert '"freed_at": "0B0",' in plan_json(PLAN)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +104,6 @@ def test_misplaced_copy_in_a_lowered_list_is_refused(old, new, said):
     with pytest.raises(RequestError, match=re.escape(said)) as refusal:
         validate(PLAN, lowered=orders(LOWERED.replace(old, new)))
     assert "\n" not in str(refusal.value)
-
-
-def test_copies_issued_together_may_be_in_another_order():
-    other = orders(LOWERED.replace("0RELOAD1 0OFFLOAD2", "0OFFLOAD2 0RELOAD1"))
-    validate(PLAN, lowered=other)
-    assert times(simulate(PLAN, lowered=other), "host copies")[1:3] == [("0OFFLOAD2", 5.0, 7.0), ("0RELOAD1", 7.0, 9.0)]
 
 
 def test_device_without_a_host_cannot_offload():

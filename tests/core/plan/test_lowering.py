@@ -1,16 +1,14 @@
 """Lowering: literal tables, queue order, and what it refuses."""
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Kind
 from panpipe.core.costs.costs import StageEdge
-from panpipe.core.errors import RequestError
 from panpipe.core.lowering.lowering import lower
-from panpipe.core.plan.plan import MemoryPolicy, TiedWeight
+from panpipe.core.plan.plan import TiedWeight
 
-from ...support.plans import orders, plan_of, plans, scheduled
+from ...support.plans import orders, plan_of, plans
 
 TWO_STAGES = {
     0: (
@@ -48,37 +46,6 @@ def test_skip_edge_is_sent_directly_and_sends_are_ordered_by_destination():
     )
 
 
-def test_stages_of_one_device_do_not_communicate():
-    plan = plan_of(orders("0F0 1F0 1B0 0B0"), (0, 0))
-    assert texts(lower(plan)) == ("0F0 1F0 1B0 0B0 0STEP 1STEP",)
-
-
-def test_edge_without_gradient_has_no_backward_message():
-    plan = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1), edges=(StageEdge(0, 1, 5, 0),))
-    assert texts(lower(plan)) == ("0F0 0SEND_F0>1 0B0 0STEP", "1RECV_F0<0 1F0 1B0 1STEP")
-
-
-def test_the_input_gradient_is_sent_and_w_communicates_nothing():
-    plan = plan_of(orders("0F0 0B0", "1F0 1I0 1W0"), (0, 1))
-    assert texts(lower(plan, 0))[1] == "1RECV_F0<0 1F0 1I0 1SEND_B0>0 1W0 1STEP"
-
-
-def test_receives_move_forward_to_keep_the_order_of_their_queue():
-    # Device 0 sends 1F1's input first, device 1 reads it last.
-    plan = plan_of(
-        orders("0F1 0F0 0B0 0B1", "1F0 1B0 1F1 1B1"),
-        (0, 1),
-    )
-    assert texts(lower(plan, 0))[1] == "1RECV_F1<0 1RECV_F0<0 1F0 1B0 1SEND_B0>0 1F1 1B1 1SEND_B1>0 1STEP"
-
-
-def test_tied_reductions_come_before_the_steps_of_a_device():
-    tied = (TiedWeight("embedding", (0, 3), 8),)
-    plan = plan_of(orders("0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"), (0, 1, 1, 0), tied=tied)
-    ends = [[str(a) for a in actions if a.microbatch is None] for actions in lower(plan)]
-    assert ends == [["0REDUCE_TIED", "3REDUCE_TIED", "0STEP", "3STEP"], ["1STEP", "2STEP"]]
-
-
 def test_gradients_are_reduced_after_the_last_backward_of_their_stage():
     rows = orders("0F0 0F1 3F0 3F1 3I0 3I1 3W0 0B0 3W1 0B1", "1F0 1F1 2F0 2F1 2B0 2B1 1B0 1B1")
     tied = (TiedWeight("embedding", (0, 3), 8),)
@@ -109,22 +76,3 @@ def test_lowered_plan_keeps_compute_orders_and_matches_sends_with_receives(plan,
     across = [edge for edge in plan.edges if plan.placement[edge.src] != plan.placement[edge.dst]]
     messages = sum(1 + (edge.gradient_bytes > 0) for edge in across) * plan.microbatches
     assert sum(map(len, sent.values())) == messages
-
-
-def test_negative_prefetch_is_refused():
-    with pytest.raises(RequestError, match="prefetch is -1"):
-        lower(scheduled("1f1b", 2, 2), -1)
-
-
-def test_recompute_comes_before_the_backward_and_after_its_receives():
-    plan = plan_of(orders("0F0 0B0", "1F0 1I0 1W0", "2F0 2B0"), (0, 1, 2))
-    first, second, third = lower(attrs.evolve(plan, memory=MemoryPolicy(recompute=(0, 1))), 0)
-    assert " ".join(map(str, first)) == "0F0 0SEND_F0>1 0RECV_B0<1 0RECOMPUTE0 0B0 0STEP"
-    assert " ".join(map(str, second)) == ("1RECV_F0<0 1F0 1SEND_F0>2 1RECV_B0<2 1RECOMPUTE0 1I0 1SEND_B0>0 1W0 1STEP")
-    assert not any(action.kind is Kind.RECOMPUTE for action in third)
-
-
-def test_a_message_without_reader_is_refused():
-    plan = plan_of(orders("0F0 0B0", "1B0"), (0, 1))
-    with pytest.raises(RequestError, match=r"nothing reads 1RECV_F0<0: stage 1 has no F of microbatch 0"):
-        lower(plan)

@@ -78,43 +78,13 @@ def test_interval_is_written_if_known_and_readings_of_older_files_are_not_read()
         parse_plan(json.dumps(older), "plan.json")
 
 
-def test_actions_are_written_in_the_grammar():
-    assert json.loads(plan_json(PLAN))["device_actions"] == [["0F0", "0B0"], ["1F0", "1I0", "1W0"]]
-
-
-def test_plan_without_prediction_is_complete():
-    bare = evolve(PLAN, prediction=None)
-    assert parse_plan(plan_json(bare), "plan.json") == bare
-
-
-def test_predicted_is_the_prediction_and_raises_without_one():
-    assert PLAN.predicted is PLAN.prediction
-    with pytest.raises(ValueError, match="this plan of two has no prediction"):
-        _ = evolve(PLAN, prediction=None).predicted
-
-
 def test_hash_does_not_depend_on_the_prediction():
     assert evolve(PLAN, prediction=None).hash == PLAN.hash
     assert evolve(PLAN, schedule="gpipe").hash != PLAN.hash
 
 
-def test_placement_and_stages_of_a_device():
-    assert PLAN.placement == (0, 1)
-    assert PLAN.devices == 2
-    assert PLAN.stages_on(1) == (PLAN.stages[1],)
-
-
-def test_truncated_plan_file_is_refused_with_the_position():
-    with pytest.raises(RequestError, match=r"^plan.json is not a whole JSON file \(line \d+"):
-        parse_plan(plan_json(PLAN)[:-30], "plan.json")
-
-
 def test_newer_plan_format_is_refused_with_the_supported_one():
     assert "reads version 1" in refused(lambda d: d.update(format="panpipe.plan/2"))
-
-
-def test_another_document_is_refused_as_a_plan():
-    assert "not a panpipe.plan file" in refused(lambda d: d.update(format="panpipe.opgraph/1"))
 
 
 @pytest.mark.parametrize(
@@ -136,25 +106,7 @@ def test_a_field_that_is_wrong_is_named(change, word):
     assert word in refused(change)
 
 
-@pytest.mark.parametrize("text", ["0F0junk", "F0", "0X1", "0F", "0STEP1", "0F0>1", ""])
-def test_a_hand_edited_action_is_refused(text):
-    message = refused(lambda d: d["device_actions"][0].insert(0, text))
-    assert f"'{text}' is not an action" in message
-
-
 # The mesh
-
-
-def test_ranks_are_numbered_replica_by_replica():
-    mesh = Mesh(2, 3)
-    assert mesh.ranks == 6
-    assert mesh.cluster_devices == (0, 1, 2, 3, 4, 5)
-    assert Mesh(2, 2, ((3, 1), (0, 2))).cluster_devices == (3, 1, 0, 2)
-
-
-def test_a_mesh_with_devices_is_read_as_it_was_written():
-    plan = evolve(PLAN, mesh=Mesh(2, 2, ((3, 1), (0, 2))))
-    assert parse_plan(plan_json(plan), "plan.json") == plan
 
 
 def test_a_cluster_is_arranged_in_the_order_of_ranks():

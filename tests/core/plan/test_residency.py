@@ -46,16 +46,6 @@ def test_buffers_of_sends_and_receives_are_held():
     assert changes(second, 1) == [(0.0, 10.0), (2.5, 0.0), (5.5, 10.0), (7.0, 0.0)]
 
 
-def test_a_prefetched_receive_holds_its_buffer_from_the_start():
-    first, _ = two_stages(2)
-    assert changes(first, 1) == [(0.0, 10.0), (1.0, 20.0), (2.5, 10.0), (9.0, 0.0)]
-
-
-def test_workspace_while_an_action_runs():
-    first, _ = two_stages(2, workspace_bytes=7)
-    assert changes(first, 2) == [(0.0, 7.0), (1.0, 0.0), (7.0, 7.0), (9.0, 0.0)]
-
-
 def test_i_frees_and_creates_and_w_frees_the_rest():
     cost = StageCosts(1.0, 2.0, 4.0, saved_bytes=100, freed_by_input_bytes=60, created_by_input_bytes=25)
     plan = plan_of(orders("0F0 0I0 0W0"), (0,), costs=[cost])
@@ -91,26 +81,6 @@ def test_peaks_have_the_action_that_causes_them():
     assert result.peak_by_kind == (
         {"parameters": 3, "gradients": 5, "optimizer": 8, "saved": 200, "communication": 0, "workspace": 7},
     )
-
-
-def test_device_without_actions_holds_nothing():
-    result = simulate(plan_of(orders("0F0 0B0", ""), (0,)))
-    assert result.peak_memory_bytes[1] == 0
-    assert result.peak_actions[1] is None
-
-
-def test_samples_of_the_trace_hold_each_change_once():
-    cost = StageCosts(1.0, 1.0, 1.0, parameter_bytes=3, saved_bytes=100)
-    samples = simulate(plan_of(orders("0F0 0B0"), (0,), costs=[cost])).trace.memory
-    assert [(s.time_s, s.kind, s.bytes) for s in samples] == [
-        (0.0, "parameters", 3),
-        (0.0, "gradients", 0),
-        (0.0, "optimizer", 0),
-        (0.0, "saved", 100),
-        (0.0, "communication", 0),
-        (0.0, "workspace", 0),
-        (3.0, "saved", 0),
-    ]
 
 
 @given(plans(), st.booleans())

@@ -2,25 +2,16 @@
 
 import pytest
 from attrs import evolve
-from panpipe.core.actions import Action, Kind, parse_action
+from panpipe.core.actions import Kind, parse_action
 from panpipe.core.cluster.cluster import Cluster, Device
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
-from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.costs.graph import OpGraph, OpNode
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.lowering.derive import check_agrees, forward_only
+from panpipe.core.lowering.derive import check_agrees
 from panpipe.core.lowering.lowering import lower
 from panpipe.core.lowering.queues import queues_of
-from panpipe.core.plan.plan import Plan, Prediction, Stage, TiedWeight, parse_plan, plan_json
-from panpipe.core.policies.sharding import (
-    LEVELS,
-    graph_slots_bytes,
-    part_of,
-    part_of_graph,
-    replica_costs,
-    slots_bytes,
-)
+from panpipe.core.plan.plan import Plan, Prediction, Stage, TiedWeight
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
@@ -44,27 +35,6 @@ def plan_of(*shard: str, data: int = 2, tied: tuple[TiedWeight, ...] = ()) -> Pl
     plan = Plan("m", "h", Mesh(2, data), 2, "gpipe", stages, (), orders, tied=tied, shard=shard)
     prediction = Prediction(COSTS, cluster(), 1.0, (0.0, 0.0), (0.0, 0.0), 0.0)
     return evolve(plan, prediction=prediction)
-
-
-def kinds(plan: Plan, device: int) -> list[str]:
-    return [str(action) for action in lower(plan)[device] if action.microbatch is None]
-
-
-def test_lowering_gathers_a_sharded_stage_after_its_step() -> None:
-    assert kinds(plan_of("optimizer", "none"), 0) == ["0REDUCE_GRAD", "0STEP", "0UNSHARD"]
-    assert kinds(plan_of("optimizer", "none"), 1) == ["1REDUCE_GRAD", "1STEP"]
-    assert kinds(plan_of(), 0) == ["0REDUCE_GRAD", "0STEP"]
-
-
-def test_evaluation_of_a_sharded_plan_gathers_nothing() -> None:
-    assert forward_only(plan_of("optimizer", "optimizer")).shard == ()
-
-
-def test_plans_without_sharding_keep_their_bytes_and_hashes_and_others_are_read_again() -> None:
-    assert "shard" not in plan_json(plan_of())
-    plan = plan_of("optimizer", "none")
-    assert parse_plan(plan_json(plan), "it") == plan
-    assert plan.hash != plan_of().hash
 
 
 @pytest.mark.parametrize(
@@ -102,36 +72,6 @@ def test_misplaced_gathers_are_refused(old: str, new: str | None, reason: str) -
         queues_of(plan, lowered)
 
 
-@pytest.mark.parametrize("level", ["optimizer", "gradients"])
-def test_parameters_are_gathered_after_the_steps_that_wait_for_all_stages(level: str) -> None:
-    plan = evolve(plan_of(level, level), sync=True)
-    validate(plan)
-    assert kinds(plan, 0) == ["0REDUCE_GRAD", "0SYNC", "0STEP", "0UNSHARD"]
-
-
-def test_one_replica_holds_and_steps_its_part() -> None:
-    first, second = replica_costs(plan_of("optimizer", "none"), COSTS)
-    assert (first.optimizer_bytes, first.optimizer_s) == (101, 0.25)
-    assert (first.parameter_bytes, first.gradient_bytes) == (100, 100)
-    assert second == COSTS[1]
-    assert replica_costs(plan_of("optimizer", "optimizer", data=1), COSTS) == COSTS
-
-
-def test_memory_and_times_of_simulator_validation_and_oracle_agree() -> None:
-    plan = plan_of("optimizer", "none")
-    result, score, report = simulate(plan), longest_path(plan, COSTS, cluster()), validate(plan)
-    # Each device sends half of 100 bytes at 100 bytes/s before the step, and as many after it.
-    ends = 6 + 0.5 + 0.25 + 0.5
-    assert result.step_s == pytest.approx(ends)
-    assert score.step_s == pytest.approx(ends)
-    assert result.peak_memory_bytes[:2] == (301, 180)
-    assert score.peak_memory_bytes == (301, 180)
-    assert report.peak_memory_bytes == (301, 180)
-    whole = simulate(plan_of())
-    assert whole.peak_memory_bytes[:2] == (401, 180)
-    assert whole.step_s == pytest.approx(6 + 1.0 + 0.5)
-
-
 def test_shared_gradients_take_less_memory_and_sums_of_each_microbatch() -> None:
     plan = plan_of("gradients", "none")
     result, score, report = simulate(plan), longest_path(plan, COSTS, cluster()), validate(plan)
@@ -153,73 +93,9 @@ def test_shared_gradients_take_less_memory_and_sums_of_each_microbatch() -> None
     assert longest_path(plan, tuple(slow), cluster()).step_s == pytest.approx(late.step_s)
 
 
-def test_sums_share_links_with_messages() -> None:
-    plan = evolve(plan_of("gradients", "gradients"), edges=(StageEdge(0, 1, 40, 40),))
-    costs = [evolve(cost, gradient_bytes=400) for cost in COSTS]
-    together, apart = (simulate(plan, costs, sharing=sharing) for sharing in (True, False))
-    assert together.step_s > apart.step_s + 0.1  # each device has one link for both
-    assert any(bubbles["contention"] > 0 for bubbles in together.bubbles)
-
-
-def test_stages_of_a_device_use_the_same_slots() -> None:
-    plan = plan_of("gradients", "gradients")
-    costs = [evolve(COSTS[0], gradient_bytes=1600, largest_gradient_bytes=size) for size in (100, 300)]
-    apart = [cost.gradient_bytes for cost in replica_costs(plan, costs)]
-    assert apart == [800 + 200, 800 + 600]
-    together = evolve(plan, stages=tuple(evolve(stage, device=0) for stage in plan.stages))
-    assert [cost.gradient_bytes for cost in replica_costs(together, costs)] == [800, 800 + 600]
-    assert [cost.gradient_bytes for cost in replica_costs(evolve(together, shard=("gradients", "none")), costs)] == [
-        800 + 200, 1600,
-    ]  # fmt: skip
-
-
-def test_slots_are_two_of_the_largest_gradient_but_no_more_than_all() -> None:
-    assert slots_bytes(1600, 0) == 200
-    assert slots_bytes(1600, 300) == 600
-    assert slots_bytes(1600, 1000) == 1600
-    assert slots_bytes(10**10, 0) == 2 * 25 * 2**20
-    assert part_of(evolve(COSTS[0], gradient_bytes=1601, largest_gradient_bytes=300), 4, "gradients") == evolve(
-        COSTS[0], gradient_bytes=401 + 600, optimizer_bytes=51, optimizer_s=0.125, largest_gradient_bytes=300
-    )
-
-
-def test_part_of_a_graph_has_slots_apart() -> None:
-    graph = OpGraph((OpNode("a", 1, 1, 1, 1.0, 100, 400), OpNode("b", 1, 1, 1, 1.0, 100, 150)))
-    held = {level: [node.state_bytes for node in part_of_graph(graph, 4, level).nodes] for level in LEVELS}
-    assert held == {"none": [400, 150], "optimizer": [250, 150], "gradients": [175, 113], "parameters": [100, 38]}
-    assert graph_slots_bytes(graph, 1) == 150
-    assert graph_slots_bytes(graph, 2) == 75  # no more than the gradients
-
-
-def test_gather_is_idle_time_of_reductions() -> None:
-    result = simulate(plan_of("optimizer", "none"))
-    assert result.bubbles[0]["reduction"] == pytest.approx(1.0)
-    for bubbles, busy in zip(result.bubbles, result.operation_times, strict=True):
-        spans = sum(end - start for start, end in zip(*busy, strict=True))
-        assert sum(bubbles.values()) + spans == pytest.approx(result.step_s)
-
-
 def test_plan_that_contradicts_the_level_asked_for_is_refused() -> None:
     plan = plan_of("optimizer", "none")
     check_agrees(plan, None, "auto", None, None, "auto")
     with pytest.raises(RequestError, match="shard is 'optimizer' and the plan has shard optimizer, none"):
         check_agrees(plan, None, "auto", None, None, "optimizer")
     check_agrees(plan_of(), None, "auto", None, None, "none")
-
-
-def test_part_of_a_stage_is_rounded_up() -> None:
-    assert part_of(COSTS[0], 4).optimizer_bytes == 51
-
-
-def test_part_of_a_stage_whose_replicas_share_parameters() -> None:
-    cost = evolve(COSTS[0], parameter_bytes=140, gradient_bytes=101, shared_bytes=9)  # 39 bytes of frozen parameters
-    part = part_of(cost, 4, "parameters")
-    assert (part.parameter_bytes, part.gathered_bytes, part.shared_bytes) == (35, 140 + 9, 0)
-    assert part.gradient_bytes == part_of(cost, 4, "gradients").gradient_bytes
-
-
-def test_unshard_has_the_number_of_a_run_or_none() -> None:
-    assert parse_action("3UNSHARD") == Action(3, Kind.UNSHARD)
-    assert parse_action("3UNSHARD2") == Action(3, Kind.UNSHARD, 2)
-    with pytest.raises(RequestError, match="RESHARD needs a microbatch"):
-        parse_action("3RESHARD")

@@ -50,27 +50,6 @@ def text(plan: Plan, device: int = 0) -> str:
     return " ".join(str(action) for action in lower(plan)[device] if action.kind in HERE)
 
 
-def test_lowering_gathers_before_each_run_and_frees_after_it() -> None:
-    assert text(two_stages()) == (
-        "0UNSHARD0 0F0 1UNSHARD0 0F1 0RESHARD0 1F0 1F1 1B0 0UNSHARD1 1B1 1RESHARD0 0B0 0B1 0RESHARD1"
-    )
-    again = evolve(two_stages(), memory=evolve(two_stages().memory, recompute=(0,)))
-    assert "1RESHARD0 0RECOMPUTE0 0B0" in text(again)
-    validate(again)
-
-
-def test_first_action_of_a_run_waits_and_collectives_run_in_the_order_issued() -> None:
-    queues = queues_of(two_stages(), lower(two_stages()))
-    readers = {str(task.items[0].action): task.readers for task in queues.tasks if task.kind in HERE}
-    assert readers == {
-        "0UNSHARD0": ((0, 0),), "1UNSHARD0": ((0, 2),), "0RESHARD0": (), "0UNSHARD1": ((0, 6),), "1RESHARD0": (),
-        "0RESHARD1": (),
-    }  # fmt: skip
-    named = [str(task.items[0].action) for task in queues.tasks]
-    assert named[:6] == ["0UNSHARD0", "1UNSHARD0", "0RESHARD0", "1SCATTER_GRAD0", "0UNSHARD1", "1SCATTER_GRAD1"]
-    assert {task.order for task in queues.tasks} == {("collectives", 0)}
-
-
 def test_simulator_oracle_and_validation_agree_on_time_and_memory() -> None:
     plan = two_stages()
     result, report = simulate(plan), validate(plan)
@@ -89,11 +68,6 @@ def test_simulator_oracle_and_validation_agree_on_time_and_memory() -> None:
     assert sum(result.bubbles[0].values()) + spent == pytest.approx(result.step_s)
     samples = [s.bytes for s in result.trace.memory if s.device == 0 and s.kind == "parameters"]
     assert (samples[0], max(samples), samples[-1]) == (160, 240, 80)
-
-
-def test_waiting_for_parameters_is_idle_time_of_reductions() -> None:
-    late = two_stages((runs(0, (None, "0F0", "0F1"), ("1B1", "0B0", "0B1")), UNSHARD[1]))
-    assert simulate(late).bubbles[0]["reduction"] > simulate(two_stages()).bubbles[0]["reduction"]
 
 
 def test_runs_of_a_stage_that_shares_no_parameters_are_refused() -> None:
@@ -155,12 +129,6 @@ def test_misplaced_actions_are_refused(old: str, new: str, reason: str | None) -
         return
     with pytest.raises(RequestError, match=reason):
         queues_of(plan, lowered)
-
-
-def test_file_keeps_runs_and_older_plans_their_bytes() -> None:
-    plan = two_stages()
-    assert parse_plan(plan_json(plan), "it") == plan
-    assert "unshard" not in plan_json(plan_of(orders("0F0 0B0"), (0,)))
 
 
 def test_fewer_microbatches_keep_all_runs() -> None:

@@ -206,15 +206,6 @@ def test_report_has_links_idle_causes_and_modules():
     ]
 
 
-def test_report_names_the_stages_of_every_replica():
-    given = inputs(2)
-    prediction = evolve(given["plan"].prediction, cluster=fully_connected(4, 320_000_000, 1e10, 1e-5))
-    plan = evolve(given["plan"], mesh=Mesh(2, 2), prediction=prediction)
-    data = Page(report_html(plan=plan, predicted=given["predicted"])).data
-    assert data["plan"]["held"] == [[0], [1], [0], [1]]
-    assert Page(report_html(plan=None, predicted=given["predicted"])).data["plan"]["held"] == [[0], [1]]
-
-
 def test_report_has_memory_timelines_and_peaks():
     data = Page(report_html(**inputs(2))).data
     assert data["traces"][0]["memory"]["kinds"] == ["parameters", "gradients", "optimizer", "saved", "workspace"]
@@ -223,14 +214,6 @@ def test_report_has_memory_timelines_and_peaks():
     assert data["peaks"]["devices"][0] == [state + 2 * SAVED, state + SAVED]
     held = data["traces"][0]["memory"]["held"]
     assert [max(row[3] for row in rows) for rows in held] == [2 * SAVED, SAVED]
-
-
-def test_report_has_the_phases_of_1f1b():
-    phases = Page(report_html(**inputs(2))).data["traces"][0]["phases"]
-    first_backward = 2 * FORWARD_S + HOP_S
-    assert phases[1]["warm"] == pytest.approx(first_backward)
-    assert phases[0]["warm"] == pytest.approx(first_backward + BACKWARD_S + HOP_S)
-    assert phases[0]["warm"] < phases[0]["cool"] < phases[0]["end"]
 
 
 def test_report_without_measurement_and_facts():
@@ -254,17 +237,6 @@ def test_report_without_measurement_and_facts():
     unnamed = evolve(given["plan"], model="")
     data = Page(report_html(plan=unnamed, predicted=given["predicted"])).data
     assert (data["title"], data["summary"][:22]) == ("Pipeline plan", "The graph in 2 stages ")
-
-
-def test_peaks_are_of_the_kinds_in_both_traces():
-    given = inputs(2)
-    only_saved = tuple(sample for sample in given["measured"].memory if sample.kind == "saved")
-    data = Page(report_html(**(given | {"measured": evolve(given["measured"], memory=only_saved)}))).data
-    assert data["peaks"] == {
-        "kinds": ["saved"],
-        "whole": False,
-        "devices": [[2 * SAVED, SAVED], [2 * SAVED, SAVED]],
-    }
 
 
 def test_title_is_escaped_and_a_loss_that_is_not_finite_is_a_gap():

@@ -2,7 +2,7 @@
 
 import pytest
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.report.schedule import schedule_data, schedule_html, schedule_trace
+from panpipe.core.report.schedule import schedule_data, schedule_trace
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.schedules.scored import score
@@ -37,29 +37,12 @@ def spans(trace):
     return [(event.device, event.queue, str(event.action), event.start_s, event.end_s) for event in trace.events]
 
 
-def test_trace_has_compute_and_the_memory_that_it_holds():
-    trace = schedule_trace(two_devices())
-    assert spans(trace) == [
-        (0, "compute", "0F0", 0, 1), (1, "compute", "1F0", 1, 2), (1, "compute", "1B0", 2, 4),
-        (0, "compute", "0B0", 4, 6),
-    ]  # fmt: skip
-    held = [(sample.device, sample.time_s, sample.bytes) for sample in trace.memory]
-    assert held == [(0, 0, 1), (1, 0, 0), (1, 1, 1), (1, 4, 0), (0, 6, 0)]
-    assert (trace.devices, trace.step_s) == (2, 6)
-
-
 def test_trace_has_messages_in_both_directions_where_they_take_time():
     found = [each for each in spans(schedule_trace(two_devices(0.5))) if each[1] != "compute"]
     assert found == [
         (0, "send to 1", "0SEND_F0>1", 1, 1.5), (1, "receive from 0", "1RECV_F0<0", 1, 1.5),
         (0, "receive from 1", "0RECV_B0<1", 4.5, 5.0), (1, "send to 0", "1SEND_B0>0", 4.5, 5.0),
     ]  # fmt: skip
-
-
-def test_weight_gradients_and_stages_of_one_device_send_nothing():
-    problem = ScheduleProblem(1, 1, 2, (StageCosts(1, 1, 1, saved_bytes=1),) * 2, 0.5)
-    given = score(problem, Schedule("by-hand", (0, 0), 1, orders("0F0 1F0 1I0 0I0 1W0 0W0")))
-    assert {queue for _, queue, *_ in spans(schedule_trace(given))} == {"compute"}
 
 
 def test_copies_to_the_host_end_when_their_queue_says():
@@ -73,12 +56,3 @@ def test_copies_to_the_host_end_when_their_queue_says():
     for device, _, _, start, end in copies:
         assert start >= ends.get(device, 0.0)
         ends[device] = end
-
-
-def test_data_has_the_limit_of_a_device_and_the_kind_of_its_stages():
-    assert "2 equal stages on 2 devices, 1 microbatches a step." in schedule_html(two_devices())
-    assert schedule_data(two_devices(limit=3.0))["peaks"]["devices"] == [[1.0, 1.0]]
-    uneven = ScheduleProblem(2, 1, 1, (StageCosts(1, 1, 1), StageCosts(2, 1, 1)))
-    given = score(uneven, Schedule("by-hand", (0, 1), 1, orders("0F0 0B0", "1F0 1B0")))
-    assert "2 stages on 2 devices" in schedule_html(given)
-    assert "equal stages" not in schedule_html(given)

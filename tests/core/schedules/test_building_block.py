@@ -26,23 +26,10 @@ def folded(slots, devices):
     return Block(there + there[::-1], 6, tuple(forward), tuple(back))
 
 
-def test_peak_of_a_block_is_that_of_its_schedule():
-    assert LINEAR.held() == (3, 2)
-
-
 @given(st.integers(1, 16))
 def test_published_blocks_have_their_published_peaks(devices):
     assert max(folded(v_half_slots, devices).held()) == 2 * ((devices + 2) // 2)
     assert max(folded(v_min_slots, devices).held()) <= 2 * ((devices + 4) // 3)
-
-
-def test_a_block_is_repeated_squeezed_and_reordered():
-    """Nothing waits for its slot: device 0 is never idle once it has begun, and device 1 but for the last hop."""
-    schedule = building_block(ScheduleProblem(2, 4), block=LINEAR)
-    assert [" ".join(map(str, order)) for order in schedule.device_actions] == [
-        "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
-        "1F0 1I0 1F1 1W0 1I1 1F2 1W1 1I2 1F3 1W2 1I3 1W3",
-    ]
 
 
 @settings(deadline=None)
@@ -53,11 +40,6 @@ def test_schedule_peak_is_at_most_that_of_its_block(microbatches, hop):
     schedule = building_block(ScheduleProblem(4, microbatches, 2, tuple(costs), hop), block=block)
     result = evaluate(schedule.device_actions, schedule.placement, costs, hop_s=hop)
     assert all(mine <= held for mine, held in zip(result.peak_memory, block.held(), strict=True))
-
-
-def test_a_block_is_read_as_it_was_written(tmp_path):
-    (tmp_path / "block.json").write_text(to_json(FORMAT, LINEAR), encoding="utf-8")
-    assert read_block(tmp_path / "block.json") == LINEAR
 
 
 @pytest.mark.parametrize(
@@ -75,11 +57,6 @@ def test_a_block_is_read_as_it_was_written(tmp_path):
 def test_a_wrong_block_is_refused(change, message):
     with pytest.raises(RequestError, match=message):
         evolve(LINEAR, **change)
-
-
-def test_passes_that_share_a_slot_are_refused():
-    with pytest.raises(RequestError, match="device 0: I of stage 0 and W of stage 0 share slot 2 of the period 3"):
-        building_block(ScheduleProblem(2, 4), block=evolve(LINEAR, weight=(8, 5)))
 
 
 def test_a_block_for_other_devices_is_refused():

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.actions import Kind, parse_action
+from panpipe.core.actions import parse_action
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
@@ -23,20 +23,6 @@ def built(name, devices, microbatches, costs=None, chunks=1):
 def test_last_backwards_before_a_send_are_split():
     before = orders("0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2")
     assert early_gradients(before, (0, 1), 2) == orders("0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1I1 1W1 1F2 1I2 1W2")
-
-
-def test_backward_whose_gradient_stays_on_its_device_is_not_split():
-    # A fold: stages 1 and 2 are neighbours on device 1.
-    before = orders("0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0")
-    assert early_gradients(before, (0, 1, 1, 0), 1) == orders("0F0 3F0 3I0 3W0 0B0", "1F0 2F0 2B0 1I0 1W0")
-
-
-@pytest.mark.parametrize("name", ["zb-h1", "zb-v"])
-def test_split_backwards_do_not_change(name):
-    chunks = find_family(name).usual_chunks
-    schedule = built(name, 4, 6, chunks=chunks)
-    assert not any(a.kind is Kind.B for row in schedule.device_actions for a in row)
-    assert early_gradients(schedule.device_actions, schedule.placement, 6) == schedule.device_actions
 
 
 @given(devices=st.integers(2, 6), more=st.integers(0, 6), w=st.integers(1, 9))

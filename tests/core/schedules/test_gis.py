@@ -1,11 +1,6 @@
 """GIS as tables a person can read, its groups, and the backwards that it splits."""
 
-import pytest
-from panpipe.core.errors import RequestError
-from panpipe.core.schedules.gis import GIS, GIS_H, gis, split
-from panpipe.core.schedules.problem import ScheduleProblem
-
-from ...support.plans import orders, table
+from ...support.plans import table
 
 
 def test_gis_of_two_devices_by_hand():
@@ -20,25 +15,3 @@ def test_gis_h_has_groups_of_half_the_devices():
     assert table("gis-h", 2, 2, 2)[0] == "0F0 2F0 0F1 2I0 2W0 2F1 0I0 0W0 2I1 2W1 0I1 0W1"
     for devices, size in ((2, 1), (3, 2), (5, 3)):
         assert table("gis-h", devices, 7, 2) == table("gis", devices, 7, 2, group_size=size)
-
-
-def test_gis_names_its_groups():
-    assert gis(ScheduleProblem(4, 4, 2)).name == "gis(chunks=2,group_size=4)"
-    assert gis(ScheduleProblem(4, 4, 2), group_size=3).name == "gis(chunks=2,group_size=3)"
-
-
-def test_gis_candidates_are_the_groups_that_gis_h_does_not_have():
-    found = [each["group_size"] for each in GIS.candidates(ScheduleProblem(5, 8, 2))]
-    assert found == [5, 4]
-    assert not list(GIS_H.candidates(ScheduleProblem(5, 8, 2)))[1:]
-
-
-@pytest.mark.parametrize("size", [2, 6])
-def test_gis_refuses_groups_below_half_and_above_all_devices(size):
-    with pytest.raises(RequestError, match=f"group_size is {size}: groups of gis have from 3 to 5 microbatches"):
-        gis(ScheduleProblem(5, 8, 2), group_size=size)
-
-
-def test_split_replaces_whole_backwards_alone():
-    (order,) = orders("0F0 0B0 1I0 1F1 1W0")
-    assert " ".join(map(str, split(order))) == "0F0 0I0 0W0 1I0 1F1 1W0"

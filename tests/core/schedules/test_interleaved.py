@@ -31,10 +31,6 @@ def test_interleaved_1f1b_with_a_remainder_in_a_separate_round():
     ]
 
 
-def test_interleaved_1f1b_with_one_chunk_is_1f1b():
-    assert table("interleaved-1f1b", 4, 6) == table("1f1b", 4, 6)
-
-
 def test_interleaved_1f1b_takes_smaller_groups_under_a_memory_limit():
     costs = (StageCosts(1, 1, 1, saved_bytes=1),) * 6
     build = find_family("interleaved-1f1b").build

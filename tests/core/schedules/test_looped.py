@@ -12,13 +12,6 @@ def test_looped_has_interleaved_1f1b_and_1f1b_and_gpipe_as_members():
     assert table("looped", 3, 6, 2, microbatches_per_loop=6, run_ahead=[12] * 3) == table("gpipe", 3, 6, 2)
 
 
-def test_looped_with_a_given_run_ahead():
-    assert table("looped", 2, 4, 2, microbatches_per_loop=2, run_ahead=[5, 4]) == [
-        "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
-        "1F0 1F1 3F0 3F1 3B0 1F2 3B1 1F3 1B0 3F2 1B1 3F3 3B2 3B3 1B2 1B3",
-    ]
-
-
 def test_looped_deadlock_across_devices_is_refused():
     with pytest.raises(RequestError, match=r"the order deadlocks: 6F2 waits for 5F2 .*5B0 waits for 6B0"):
         table("looped", 6, 12, 2, microbatches_per_loop=1, run_ahead=[20, 2, 2, 2, 2, 2])

@@ -26,22 +26,9 @@ def plugged(monkeypatch):
     registry.families.cache_clear()
 
 
-def test_families_are_found_by_name():
-    names = (
-        "gpipe 1f1b interleaved-1f1b looped zb-h1 zb-h2 zb-1p zb-2p zb-v v-min v-half 1f1b-v gis gis-h po-h po-f "
-        "dualpipe-v building-block"
-    )
-    assert [registry.find_family(name).name for name in names.split()] == [f.name for f in registry.BUILT_IN]
-
-
 def test_an_unknown_name_lists_those_known():
     with pytest.raises(RequestError, match="no schedule 'zb': did you mean zb-"):
         registry.find_family("zb")
-
-
-def test_a_plugin_is_found(plugged, monkeypatch):
-    monkeypatch.setattr(registry, "PLUGIN", PLUGIN, raising=False)
-    assert plugged(("mine", "panpipe.core.schedules.registry:PLUGIN"))()["elsewhere"] is PLUGIN
 
 
 def test_broken_plugins_are_named_and_others_are_loaded(plugged, monkeypatch):

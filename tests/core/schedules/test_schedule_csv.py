@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.actions import Kind, parse_action
+from panpipe.core.actions import Kind
 from panpipe.core.errors import RequestError
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
@@ -76,15 +76,6 @@ def test_interleaved_1f1b_is_torchs_order(devices, microbatches, chunks):
     assert [[str(action) for action in actions] for actions in schedule.device_actions] == expected
 
 
-def test_idle_slots_align_columns_in_time():
-    schedule = find_family("1f1b").build(ScheduleProblem(3, 2))
-    assert schedule_csv(schedule.device_actions, schedule.placement) == (
-        "0F0,0F1,,,,0B0,,0B1\r\n"
-        ",1F0,1F1,,1B0,,1B1\r\n"
-        ",,2F0,2B0,2F1,2B1\r\n"
-    )  # fmt: skip
-
-
 def test_lowered_csv_of_torch_is_read(tmp_path):
     schedule = find_family("interleaved-1f1b").build(ScheduleProblem(2, 4, 2))
     runtime = load(schedule_csv(schedule.device_actions, schedule.placement), tmp_path, schedule)
@@ -103,14 +94,6 @@ def test_lowered_csv_of_torch_is_read(tmp_path):
         [word for word in row if "SHARD" not in word and "REDUCE" not in word] for row in csv.reader(io.StringIO(text))
     ]
     assert [[f"{a.stage}{a.kind}{a.microbatch}" for a in row] for row in read.lowered] == kept
-
-
-def test_lowered_cells_get_their_peers():
-    read = parse_schedule_csv("0F0,0SEND_F0,0RECV_B0,0B0\r\n1RECV_F0,1F0,1B0,1SEND_B0\r\n", "x")
-    assert read.lowered == (
-        tuple(map(parse_action, ("0F0", "0SEND_F0>1", "0RECV_B0<1", "0B0"))),
-        tuple(map(parse_action, ("1RECV_F0<0", "1F0", "1B0", "1SEND_B0>0"))),
-    )
 
 
 def test_groups_are_flattened_and_sharding_is_dropped_with_notes():

@@ -4,14 +4,12 @@ import itertools
 
 import pytest
 from attrs import evolve
-from panpipe.core.cluster.catalog.registry import find_device
-from panpipe.core.costs.graph import OpGraph
 from panpipe.core.errors import InfeasibleError, RequestError
 from panpipe.core.offload.choice import everything
 from panpipe.core.offload.plan_offload import offloadable, with_offload
 from panpipe.core.offload.storages import graph_storages
 from panpipe.core.plan.plan import plan_json
-from panpipe.core.schedules.registry import find_family, resident_families
+from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.choose import plan
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.core.validation.validate import validate
@@ -96,13 +94,6 @@ def test_copies_are_added_until_what_only_the_oracle_counts_fits_too():
         assert max(found.peak_memory_bytes) <= limit
 
 
-def test_simulator_confirms_the_step_and_the_peaks():
-    found = planned(0.5, "auto", STATE + ONE_F_ONE_B / 2)
-    score = simulated(found, found.predicted.costs, found.predicted.cluster)
-    assert score.step_s == pytest.approx(found.predicted.step_s, rel=0.01)
-    assert score.peak_saved_bytes == found.predicted.peak_saved_bytes
-
-
 @pytest.mark.parametrize("name", ["po-h", "po-f"])
 def test_schedules_that_offload_do_so_when_they_are_named(name):
     found = planned(0.5, "none", families=(find_family(name),), anneal=False)
@@ -110,13 +101,6 @@ def test_schedules_that_offload_do_so_when_they_are_named(name):
     stages = {each.stage for each in found.memory.offload}
     assert stages <= set(range(len(found.stages) // (2 if name == "po-h" else 1)))
     assert len(stages) >= len(found.stages) // 4
-
-
-def test_all_leaves_where_the_link_carries_it():
-    found = planned(0.5, "all", families=(find_family("po-f"),), anneal=False)
-    moved = sum(len(each.copies) for each in found.memory.offload)
-    assert moved >= 0.7 * len(found.stages) * MICROBATCHES
-    assert all(each.bytes == SAVED * 8 // len(found.stages) for each in found.memory.offload)
 
 
 def test_shares_of_stages_leave():
@@ -139,25 +123,9 @@ def test_device_without_a_host_is_refused_where_everything_should_leave():
     assert plan(uniform_graph(8, 1.0), alone, MICROBATCHES, automatic).memory.offload == ()
 
 
-def test_memory_that_not_even_offload_fits_is_infeasible():
-    with pytest.raises(InfeasibleError, match="needs"):
-        planned(0.5, "auto", STATE + SAVED / 2, budget=50)
-
-
-def test_storages_below_a_megabyte_stay():
-    graph = uniform_graph(8, 1.0)
-    small = OpGraph(tuple(evolve(node, saved_bytes=900_000) for node in graph.nodes), graph.edges)
-    options = SearchOptions(families=RESIDENT, offload="all", budget=50, anneal=False)
-    assert plan(small, cluster_with_hosts(DEVICES), MICROBATCHES, options).memory.offload == ()
-
-
 def test_stages_recompute_or_offload():
     found = planned(0.5, "auto", STATE + ONE_F_ONE_B / 4, recompute=None)
     assert not {each.stage for each in found.memory.offload} & set(found.memory.recompute)
-
-
-def test_searches_without_offload_have_no_families_that_do():
-    assert not any(family.offloads for family in resident_families())
 
 
 @pytest.mark.parametrize("layers_on_host", [0, 2, 5])
@@ -178,27 +146,6 @@ def test_host_with_too_little_memory_for_all_is_infeasible_with_what_would_fit()
         plan(uniform_graph(8, 0.3), cluster, MICROBATCHES, options)
 
 
-def test_devices_of_a_type_with_two_copy_queues_use_both():
-    cluster = cluster_with_hosts(DEVICES)
-    kind = evolve(find_device("A100-40GB"), name="two-queues", host_copy_queues=2)
-    typed = evolve(cluster, devices=tuple(evolve(each, type="two-queues") for each in cluster.devices), types=(kind,))
-    options = SearchOptions(families=(find_family("po-f"),), anneal=False, budget=50)
-    found = plan(uniform_graph(8, 1.0), typed, MICROBATCHES, options)
-    assert found.memory.host_copy_queues == 2
-    score = simulated(found, found.predicted.costs, typed)
-    assert score.step_s == pytest.approx(found.predicted.step_s, rel=0.01)
-
-
-def test_directions_may_have_different_rates():
-    cluster = cluster_with_hosts(DEVICES)
-    links = tuple(evolve(link, back_bytes_per_s=7e9) if "host" in link.b else link for link in cluster.links)
-    options = SearchOptions(families=(find_family("po-f"),), anneal=False, budget=50)
-    found = plan(uniform_graph(8, 0.5), evolve(cluster, links=links), MICROBATCHES, options)
-    score = simulated(found, found.predicted.costs, found.predicted.cluster)
-    assert found.memory.offload
-    assert score.step_s == pytest.approx(found.predicted.step_s, rel=0.01)
-
-
 def test_neighbours_on_one_link_plan_copies_as_if_alone_or_for_a_full_link_whichever_is_faster():
     graph, cluster = uniform_graph(8, 0.5), cluster_with_hosts(DEVICES, per_switch=2)
     options = SearchOptions(families=(find_family("po-f"),), anneal=False, budget=50, oracle=simulated)
@@ -211,13 +158,3 @@ def test_neighbours_on_one_link_plan_copies_as_if_alone_or_for_a_full_link_which
     assert plans[0] != plans[1]
     assert found.predicted.step_s <= min(simulated(one, costs, cluster).step_s for one in plans) * (1 + 1e-9)
     assert found.predicted.step_s <= 1.01 * simulated(resident, costs, cluster).step_s
-
-
-def test_pairs_on_one_link_keep_their_limits_in_the_simulator():
-    cluster = cluster_with_hosts(DEVICES, per_switch=2)
-    limit = STATE + 0.45 * ONE_F_ONE_B
-    options = SearchOptions(families=ALL, offload="auto", memory_limit=limit, budget=200, oracle=simulated)
-    found = plan(uniform_graph(8, 0.4), cluster, MICROBATCHES, options)
-    resident = plan(uniform_graph(8, 0.4), cluster, MICROBATCHES, evolve(options, families=RESIDENT, offload="none"))
-    assert found.predicted.step_s <= resident.predicted.step_s
-    assert max(found.predicted.peak_memory_bytes) <= limit

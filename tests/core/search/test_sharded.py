@@ -51,16 +51,6 @@ def found(shard, memory=MEMORY, mesh=(2, 2), family="1f1b", graph=GRAPH):
     return search_plans(workload_of(graph, cluster, 8), cluster, options, meshes=[mesh]).best
 
 
-def test_sharded_plan_fits_where_a_whole_optimizer_does_not():
-    with pytest.raises(NothingFits):
-        found("none")
-    plan = found("optimizer")
-    assert plan.shard == ("optimizer",) * 2
-    assert sum(cost.optimizer_bytes for cost in plan.predicted.costs) == 12_000  # of whole stages
-    assert validate(plan).peak_memory_bytes == pytest.approx(plan.predicted.peak_memory_bytes, rel=0.01)
-    assert max(plan.predicted.peak_memory_bytes) <= MEMORY
-
-
 def test_auto_shards_the_stages_that_do_not_fit_otherwise_and_no_other():
     assert found("auto", 10 * MEMORY).shard == ()
     plan = found("auto")
@@ -130,13 +120,6 @@ def test_search_times_what_replicas_share_as_the_oracle_and_the_simulator_do(see
         assert walk.step_s == pytest.approx(expected.step_s, rel=1e-9)
 
 
-def test_words_that_are_no_levels_are_refused():
-    with pytest.raises(
-        RequestError, match="shard is 'all': give one of 'none', 'optimizer', 'gradients', 'parameters', 'auto'"
-    ):
-        evolve(SearchOptions(families=[]), shard="all")
-
-
 @pytest.mark.parametrize(
     ("memory", "levels"),
     [(17_000, {"none"}), (12_500, {"optimizer"}), (11_500, {"gradients"})],
@@ -146,14 +129,6 @@ def test_auto_shares_no_more_than_fits(memory, levels):
     assert set(plan.shard or ("none",)) == levels
     assert max(validate(plan).peak_memory_bytes) <= memory
     assert validate(plan).peak_memory_bytes == pytest.approx(plan.predicted.peak_memory_bytes, rel=0.01)
-
-
-def test_stages_share_gradients_only_where_their_device_needs_it():
-    heavy = tuple(evolve(node, state_bytes=2000 + 280 * (i < 8)) for i, node in enumerate(FINE.nodes))
-    plan = found("auto", 12_320, graph=evolve(FINE, nodes=heavy))
-    assert sorted(plan.shard) == ["gradients", "optimizer"]
-    assert max(validate(plan).peak_memory_bytes) <= 12_320
-    assert simulate(plan).step_s < simulate(evolve(plan, shard=("gradients",) * 2)).step_s
 
 
 def test_shared_gradients_fit_where_shared_optimizers_do_not():

@@ -29,14 +29,6 @@ def peak(found: Plan) -> float:
     return longest_path(found, (COST, COST), CLUSTER).peak_memory_bytes[0]
 
 
-def test_without_room_each_block_of_actions_is_a_run() -> None:
-    assert runs(plan(0.0)) == [["start: 0F0-0F1", "1B1: 0B0-0B1"], ["0F1: 1F0-1B1"]]
-
-
-def test_with_room_all_gathers_are_at_the_start_and_nothing_is_freed_between() -> None:
-    assert runs(plan(math.inf)) == [["start: 0F0-0B1"], ["start: 1F0-1B1"]]
-
-
 def test_parameters_are_freed_between_runs_where_actions_hide_their_gather() -> None:
     found = plan(math.inf, fully_connected(2, 10**6, 80.0, 0.0))  # 0.5 s
     assert runs(found) == [["start: 0F0-0F1", "1B0: 0B0-0B1"], ["0F0: 1F0-1B1"]]
@@ -51,10 +43,3 @@ def test_gathers_start_as_early_as_they_fit_and_are_hidden() -> None:
     assert peak(found) <= least + 80
     assert peak(plan(least)) == least
     assert runs(plan(least)) == [["start: 0F0-0F1", "1B0: 0B0-0B1"], ["start: 1F0-1B1"]]
-
-
-def test_plan_without_shared_parameters_has_no_runs() -> None:
-    made = plan_of(orders("0F0 0B0"), (0,), data=2, costs=[COST])
-    assert with_runs(made, [COST], CLUSTER, [0.0]) is made
-    shared = with_runs(evolve(made, shard=("parameters",)), [COST], CLUSTER, [0.0])
-    assert with_runs(evolve(shared, shard=()), [COST], CLUSTER, [0.0]).memory.unshard == ()

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
+from panpipe.core.cluster.cluster import Cluster, Device
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.plan import MemoryPolicy
@@ -17,13 +17,11 @@ from panpipe.core.timing.idle import (
     RECOMPUTATION,
     SHARED_LINKS,
     STEADY_STATE,
-    UPDATE,
     idle_time,
 )
 from panpipe.simulators.run import simulate
 
 from ...support.plans import orders, plan_of, plans, scheduled
-from ...support.sharing import COST, shared
 
 
 def explained(plan, **options):
@@ -66,15 +64,6 @@ def test_what_a_run_shows_is_what_other_runs_find(plan, sync, links):
     assert found.causes == pytest.approx(alone.causes, rel=1e-9, abs=1e-9 * found.step_s)
 
 
-def test_replicas_whose_steps_wait_for_all_have_causes():
-    # The barrier is a part of the update; on links of their own two replicas have none between them.
-    plan = evolve(scheduled("1f1b", 2, 3, data=2), sync=True)
-    plan = evolve(plan, prediction=evolve(plan.prediction, cluster=fully_connected(4, 10**9, 1e9, 0.25)))
-    found = causes(plan)
-    assert found[UPDATE] > 0
-    assert sum(found.values()) == pytest.approx(simulate(plan).step_s - explained(plan).compute_s)
-
-
 def test_equal_stages_without_delays_fill_and_drain():
     # (P − 1)(F + B) of every device, and nothing else.
     assert causes(scheduled("1f1b", 4, 8)) == {FILL_AND_DRAIN: 3 * 3.0}
@@ -85,18 +74,6 @@ def test_a_slow_device_is_imbalance():
     found = causes(scheduled("gpipe", 2, 4, costs=slow))
     # 1 + 4 × 6 + 2 seconds; the slow device is busy for 24 of them, the mean is 18.
     assert found == {FILL_AND_DRAIN: 27 - 24, IMBALANCE: 24 - 18}
-
-
-def test_messages_on_links_of_their_own_are_communication():
-    plan = scheduled("gpipe", 2, 4, cluster=fully_connected(2, 10**9, 10.0, 0.5))
-    assert causes(plan) == {FILL_AND_DRAIN: 3.0, MESSAGES: 2 * 1.5}
-
-
-def test_an_optimizer_step_is_its_own_cause():
-    costs = [StageCosts(1.0, 1.0, 1.0, optimizer_s=0.75)] * 2
-    found = explained(scheduled("1f1b", 2, 4, costs=costs))
-    assert found.causes[UPDATE] == 0.75
-    assert found.idle_s == 3.75
 
 
 def shared_uplink(rate: float) -> Cluster:
@@ -131,25 +108,6 @@ def test_waiting_in_the_steady_state_is_dependency():
     # One microbatch after the other: each device waits 3 s between two of them, the first and last waits aside.
     plan = plan_of(orders("0F0 0B0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"), (0, 1))
     assert causes(plan) == {FILL_AND_DRAIN: 4.5, STEADY_STATE: 4.5}
-
-
-def test_replicas_reduce_their_gradients():
-    costs = [StageCosts(1.0, 1.0, 1.0, gradient_bytes=40)] * 2
-    plan = scheduled("gpipe", 2, 4, costs=costs, data=2, cluster=fully_connected(4, 10**9, 10.0, 0.0))
-    plan = evolve(plan, edges=())
-    found = explained(plan)
-    # Two devices, 40 bytes in each direction at 10 bytes/s, after the last backward of the first stage.
-    assert found.causes[UPDATE] == pytest.approx(4.0)
-    assert found.compute_s == 12.0
-    assert sum(found.causes.values()) == pytest.approx(found.idle_s)
-
-
-def test_replicas_gather_parameters_where_links_are_shared():
-    plan = scheduled("gpipe", 2, 4, costs=[COST] * 2, data=2, cluster=shared_uplink(1000.0))
-    found = explained(shared(plan, "parameters"))
-    # The gathers are part of the update: without links of their own between replicas.
-    assert found.causes[UPDATE] > 0
-    assert sum(found.causes.values()) == pytest.approx(found.idle_s)
 
 
 def test_recomputing_where_nothing_waits_is_a_cause():

@@ -4,7 +4,7 @@ from attrs import evolve
 from panpipe.core.cluster.cluster import Device, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.timing.not_offloaded import NO_HOST, NOT_CHOSEN, RECOMPUTES, REST, TOO_SHORT, NotOffloaded
+from panpipe.core.timing.not_offloaded import NO_HOST, NOT_CHOSEN, TOO_SHORT, NotOffloaded
 from panpipe.simulators.run import simulate
 
 from ...support.plans import hosted, leaves, orders, plan_of
@@ -21,25 +21,10 @@ def kept(row, placement, *offload, recompute=(), cost=COST):
     return simulate(plan).kept
 
 
-def test_rest_of_a_microbatch_and_of_the_batch():
-    """Microbatch 0 could leave: it waits for 3 s, its copies take 0.25 + 0.8 s each way. Microbatch 2 waits for 4 s."""
-    found = kept("0F0 0F1 0F2 0B0 0B1 0B2", (0,), leaves(0, 80, "1: 0F2 0F2"))
-    assert found == (NotOffloaded(0, 1, 20, REST), NotOffloaded(0, 2, 100, NOT_CHOSEN))
-
-
 def test_microbatch_that_comes_back_at_once_cannot_leave():
     found = kept("0F0 0F1 0F2 0B2 0B1 0B0", (0,), leaves(0, 100, "0: 0F1 0B1"))
     assert found == (
         NotOffloaded(0, 1, 100, TOO_SHORT, (0.0, 0.0), 2.5),
-        NotOffloaded(0, 1, 100, NOT_CHOSEN),
-    )
-
-
-def test_all_tensors_of_a_microbatch_stay_if_the_copies_of_a_part_take_too_long():
-    found = kept("0F0 0F1 0F2 0B2 0B1 0B0", (0,), leaves(0, 80, "0: 0F1 0B1"))
-    assert found == (
-        NotOffloaded(0, 1, 20, REST),
-        NotOffloaded(0, 1, 100, TOO_SHORT, (0.0, 0.0), 2.1),
         NotOffloaded(0, 1, 100, NOT_CHOSEN),
     )
 
@@ -49,12 +34,3 @@ def test_tensors_of_a_device_without_a_host_stay():
     rows = orders("0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2")
     plan = plan_of(rows, (0, 1), costs=[COST] * 2, cluster=cluster, offload=(leaves(0, 100, "1: 0F2 0F2"),))
     assert NotOffloaded(1, 3, 100, NO_HOST) in simulate(plan).kept
-
-
-def test_stages_that_recompute_or_save_nothing():
-    found = kept("0F0 1F0 0F1 1F1 1B0 1B1 0B0 0B1", (0, 0), leaves(0, 100, "0: 1F0 1B1", "1: 1F1 1B1"), recompute=(1,))
-    assert found == (NotOffloaded(1, 2, 100, RECOMPUTES),)
-
-
-def test_plan_without_offload_lists_nothing():
-    assert kept("0F0 0B0", (0,)) == ()

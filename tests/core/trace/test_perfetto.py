@@ -15,16 +15,11 @@ from panpipe.simulators.run import simulate
 
 from ...support.chrome import check_chrome
 from ...support.plans import plans
-from ...support.traces import event, two_devices
+from ...support.traces import two_devices
 
 
 def records(text: str, phase: str) -> list[dict]:
     return [record for record in json.loads(text)["traceEvents"] if record["ph"] == phase]
-
-
-def test_read_trace_returns_the_written_trace(tmp_path):
-    write_trace(two_devices(), tmp_path / "trace.json")
-    assert read_trace(tmp_path / "trace.json") == two_devices()
 
 
 times = st.floats(0, 1e4, allow_nan=False).filter(lambda t: t == 0 or t > 1e-12)
@@ -65,14 +60,6 @@ def test_every_digit_is_kept(tmp_path_factory, found, memory, step_s, tracks):
     assert trace_json({"": read_trace(path)}) == path.read_text(encoding="utf-8")
 
 
-def test_prediction_and_measurement_have_the_same_tracks():
-    texts = [trace_json({"": two_devices(source)}) for source in ("simulated", "measured")]
-    names = [[r["args"]["name"] for r in records(text, "M") if r["name"] == "thread_name"] for text in texts]
-    assert names[0] == names[1] == ["compute", "receive from 1", "send to 1", "compute", "receive from 0", "send to 0"]
-    processes = [r["args"]["name"] for r in records(texts[0], "M") if r["name"] == "process_name"]
-    assert processes == ["device 0", "device 1", "links"]
-
-
 def test_event_has_its_action_in_args():
     (sent,) = [r for r in records(trace_json({"": two_devices()}), "X") if r["name"] == "0SEND_F0>1"]
     assert sent["args"] == {
@@ -97,33 +84,6 @@ def test_an_arrow_leads_from_each_send_to_its_receive():
         receive = slices[head["pid"], head["tid"], name]
         assert tail["ts"] <= head["ts"]
         assert receive["ts"] <= head["ts"] <= receive["ts"] + receive["dur"]
-
-
-def test_a_counter_for_each_kind_of_memory():
-    counters = [r for r in records(trace_json({"": two_devices()}), "C") if r["name"] == "memory"]
-    assert [(r["pid"], r["ts"], r["args"]) for r in counters] == [
-        (0, 0, {"parameters": 1000000000}),
-        (0, 100000, {"saved": 2.5}),
-        (1, 250000, {"saved": 7}),
-    ]
-
-
-def test_a_counter_for_each_direction_of_a_link():
-    text = trace_json({"": two_devices()})
-    (process,) = [r["pid"] for r in records(text, "M") if r["args"].get("name") == "links"]
-    counters = [r for r in records(text, "C") if r["pid"] == process]
-    assert [(r["name"], r["ts"], r["args"]) for r in counters] == [
-        ("gpu0 → gpu1", 100000, {"bytes_per_s": 81920}),
-        ("gpu0 → gpu1", 150000, {"bytes_per_s": 0}),
-    ]
-
-
-def test_overlapping_messages_are_on_different_threads():
-    first, second = (event(0, "send to 1", f"0SEND_F{m}>1", (m / 10, m / 10 + 0.15)) for m in range(2))
-    third = event(0, "send to 1", "0SEND_F2>1", (0.2, 0.3))
-    text = trace_json({"": Trace("simulated", "", 2, (first, second, third), (), 0.3)})
-    names = {r["tid"]: r["args"]["name"] for r in records(text, "M") if r["name"] == "thread_name"}
-    assert [names[r["tid"]] for r in records(text, "X")] == ["send to 1", "send to 1 · 2", "send to 1"]
 
 
 @settings(max_examples=40)

@@ -69,8 +69,3 @@ def test_bad_file_is_refused_with_its_name_and_the_reason(tmp_path, text, messag
     with pytest.raises(RequestError, match=message) as caught:
         read_trace(path)
     assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(RequestError, match="cannot read"):
-        read_trace(tmp_path / "none.json")

@@ -4,9 +4,7 @@ import json
 
 import pytest
 from panpipe.core.cluster.catalog import device_type, find_cluster
-from panpipe.core.cluster.catalog.catalogue import Catalogue
-from panpipe.core.cluster.catalog.registry import catalogue
-from panpipe.core.cluster.cluster import cluster_json, read_cluster
+from panpipe.core.cluster.cluster import cluster_json
 from panpipe.core.errors import RequestError
 
 LAB = """
@@ -58,19 +56,6 @@ def test_file_adds_devices_links_nodes_and_a_cluster(lab):
     assert sum(hub.kind == "nic" for hub in cluster.hubs) == 4
 
 
-def test_cluster_of_a_file_contains_the_device_of_the_file(lab, tmp_path):
-    cluster = find_cluster(lab)
-    own = device_type(cluster, 0)
-    assert own.peak_flops_per_s["bf16"] == 1200e12
-    assert own.peak_flops_per_s["tf32"] == 494.7e12
-    assert own.sources["memory_bytes"].text == "measured in our lab"
-    assert own.sources["peak_flops_per_s.bf16"].assumed
-    assert own.aliases == ()
-    path = tmp_path / "cluster.json"
-    path.write_text(cluster_json(cluster), encoding="utf-8")
-    assert read_cluster(path) == find_cluster(path) == cluster
-
-
 def test_cluster_is_selected_by_its_name_after_the_path(lab):
     assert len(find_cluster(f"{lab}#lab").devices) == 8
     assert len(find_cluster(f"{lab}#4xH20X").devices) == 4
@@ -79,35 +64,6 @@ def test_cluster_is_selected_by_its_name_after_the_path(lab):
     with pytest.raises(RequestError, match=r"has 2 clusters: name one as in .*lab.toml#lab"):
         find_cluster(lab)
     assert len(find_cluster(f"{lab}#more").devices) == 1
-
-
-def test_device_without_a_node_uses_the_node_of_the_device_that_it_is_based_on(lab):
-    more = '[devices.H20Y]\nlike = "H20X"\ntitle = "Another"\n'
-    lab.write_text(LAB[: LAB.index("[nodes")] + more, encoding="utf-8")
-    for name in ("H20X", "H20Y"):
-        cluster = find_cluster(f"{lab}#2x8x{name}")
-        assert {device.type for device in cluster.devices} == {name}
-        assert sum(hub.kind == "nic" for hub in cluster.hubs) == 16
-        assert [link.bytes_per_s for link, _ in cluster.path(0, 1)] == [150e9, 150e9]  # its own cable, by the NVSwitch
-
-
-def test_device_based_on_none_uses_a_plain_node(lab):
-    lab.write_text(
-        LAB[: LAB.index("[nodes")].replace('like = "H100"', 'like = "cpu-core"').replace("= 1200e12", "= 9e12"),
-        encoding="utf-8",
-    )
-    cluster = find_cluster(f"{lab}#2xH20X")
-    assert [hub.kind for hub in cluster.hubs] == ["pcie", "host"]
-
-
-def test_aliases_are_not_inherited(lab):
-    own = '[devices.H20Z]\nlike = "H20X"\ntitle = "Another"\n'
-    lab.write_text(
-        LAB.replace('title = "An accelerator of our own"', 'title = "An"\naliases = ["twenty"]') + own, encoding="utf-8"
-    )
-    extended = catalogue().with_file(lab.read_text(encoding="utf-8"), "lab")
-    assert extended.device("twenty").name == "H20X"
-    assert extended.device("H20Z").aliases == ()
 
 
 def test_file_without_clusters_is_refused_with_the_fix(lab):
@@ -199,21 +155,3 @@ def test_a_wrong_catalogue_file_is_refused_in_one_line(lab, text, message):
     assert str(lab) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "unknown error" not in str(caught.value)
-
-
-def test_parameter_of_an_unknown_group_is_refused(lab):
-    lab.write_text(replaced("nics = 2", "knobs = 2"), encoding="utf-8")
-    with pytest.raises(RequestError, match="knobs"):
-        find_cluster(lab)
-
-
-def test_missing_catalogue_file_is_refused(tmp_path):
-    for name in (str(tmp_path / "none.toml"), f"{tmp_path / 'none.toml'}#lab", tmp_path / "none.json"):
-        with pytest.raises(RequestError, match="cannot read"):
-            find_cluster(name)
-
-
-def test_an_empty_catalogue_knows_nothing():
-    with pytest.raises(RequestError, match="no link type 'pcie4-x16'"):
-        Catalogue().link("pcie4-x16")
-    assert catalogue().link("pcie4-x16").title == "PCIe 4, 16 lanes"

@@ -42,32 +42,6 @@ FP8 = {"H100": 1978.9, "H200": 1979, "B200": 4500, "GH200": 1978.9, "GB200": 500
        "L4": 242.5, "RTX4090": 330.3, "RTX5090": 419, "H100-PCIe": 1513, "H20": 296, "MI300X": 2614.9}  # fmt: skip
 """TFLOP/s of dense products in FP8; the others have none."""
 
-LINKS = {
-    # name: peak and effective GB/s in each direction
-    "nvlink3-port": (300, 240),
-    "nvlink3-bridge": (56, 48),
-    "nvlink4-port": (450, 371),
-    "nvlink5-port": (900, 722),
-    "pcie3-x16": (15.8, 12),
-    "pcie4-x16": (31.5, 24),
-    "pcie5-x16": (63, 48),
-    "a100-host-copy": (31.5, 15),
-    "nvlink-c2c-gh200": (450, 170),
-    "nvlink-c2c-gb200": (450, 330),
-    "nvlink-c2c-gb300": (450, 182),
-    "socket-grace": (450, 115),
-    "nvlink2-pair": (25, 20),
-    "nvlink3-bridge-a30": (100, 80),
-    "nvlink4-bridge": (300, 247),
-    "infinity-fabric-pair": (64, 48),
-    "nic-10g": (1.25, 1.2),
-    "nic-25g": (3.125, 3),
-    "nic-50g": (6.25, 6),
-    "nic-100g": (12.5, 12),
-    "nic-200g": (25, 23.5),
-    "nic-400g": (50, 48.5),
-}
-
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_devices_have_the_vendors_peaks(name):
@@ -83,22 +57,6 @@ def test_devices_have_the_vendors_peaks(name):
 
 def test_every_device_of_the_catalogue_has_a_tested_peak():
     assert {*DEVICES, "cpu-core"} == set(catalogue().devices)
-
-
-@pytest.mark.parametrize("name", LINKS)
-def test_links_have_published_rates(name):
-    link = catalogue().link(name)
-    assert (link.peak_bytes_per_s / 1e9, link.effective_bytes_per_s / 1e9) == LINKS[name]
-
-
-@pytest.mark.parametrize("name", ["25GbE", "25Gbe", "25gbE"])
-def test_ethernet_is_found_by_its_usual_name(name):
-    assert catalogue().link(name).name == "nic-25g"
-
-
-def test_host_links_of_grace_have_a_rate_per_direction():
-    back = {name: catalogue().link(name).effective_back_bytes_per_s for name in LINKS if "c2c" in name}
-    assert back == {"nvlink-c2c-gh200": 411e9, "nvlink-c2c-gb200": None, "nvlink-c2c-gb300": 169e9}
 
 
 def test_achieved_rates_are_published_or_measured_ones():
@@ -123,20 +81,6 @@ def test_every_number_has_a_source_or_says_that_it_is_assumed(section):
     for device in catalogue().devices.values():
         assert {path for path, _ in device.numbers()} == set(device.sources)
         assert set(device.efficiency) == {*COMPUTE_KINDS, *MEMORY_KINDS}
-
-
-def test_inherited_numbers_keep_their_source_and_replaced_ones_have_their_own():
-    sxm, pcie = find_device("A100-40GB"), find_device("A100-PCIe-40GB")
-    assert pcie.sources["memory_bytes"] == sxm.sources["memory_bytes"]
-    assert pcie.sources["peak_memory_bytes_per_s"] == sxm.sources["peak_memory_bytes_per_s"]
-    assert find_device("A100-PCIe-80GB").sources["effective_memory_bytes_per_s"].assumed
-    assert not find_device("H200").sources["effective_memory_bytes_per_s"].assumed
-
-
-def test_plans_may_fill_the_memory_less_a_reserve_that_is_said_to_be_assumed():
-    device = find_device("H100")
-    assert device.usable_bytes == 79_000_000_000
-    assert device.sources["reserve_bytes"].assumed
 
 
 @pytest.mark.parametrize("name", ["a100-80gb", "A100 80GB", "A100-SXM4-80GB"])
@@ -197,14 +141,3 @@ def test_plugins_add_devices_and_broken_ones_are_named(plugged, tmp_path):
     )
     for message, parts in zip(told, expected, strict=True):
         assert all(part in message for part in parts), message
-
-
-def test_host_copy_queues_are_one_for_both_directions_or_one_for_each():
-    assert find_device("A100-80GB").host_copy_queues == 1
-    h100 = find_device("H100")
-    assert h100.host_copy_queues is None
-    source = h100.sources["launch_overhead_s"]
-    two = evolve(h100, host_copy_queues=2, sources={**h100.sources, "host_copy_queues": source})
-    assert two.host_copy_queues == 2
-    with pytest.raises(RequestError, match="host_copy_queues of device 'H100' is 3: give 1 for both directions, or 2"):
-        evolve(two, host_copy_queues=3)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.links.shared import groups_to_measure, shared_links
 from panpipe.core.cluster.routing import Link
-from panpipe.core.errors import RequestError
 from panpipe.simulators.network.network import fair_rates
 
 
@@ -31,16 +30,6 @@ def measured(cluster):
     latencies = [[cluster.transfer_s(a, b, 0) for b in range(count)] for a in range(count)]
     alone = {pair: rates(cluster, [pair])[0] for pair in itertools.permutations(range(count), 2)}
     return totals, alone, latencies
-
-
-def test_groups_of_many_devices_are_not_enumerated():
-    """40 devices have 2^39 groups without the first one."""
-    everyone = frozenset(range(40))
-    single = [frozenset({device}) for device in everyone]
-    totals = dict.fromkeys([*single, *(everyone - group for group in single)], 1.0)
-    latencies = [[0.0 if a == b else 1e-6 for b in everyone] for a in everyone]
-    tree = shared_links([str(device) for device in everyone], totals, {}, latencies)
-    assert (len(tree.links), tree.shared) == (40, {})
 
 
 def found(cluster, tolerance=1e-6):
@@ -110,24 +99,3 @@ def test_links_are_as_fast_as_a_pair_alone_and_the_residual_is_reported():
     tree = shared_links(["a", "b", "c"], dict.fromkeys(groups, 1e9), alone, [[1e-5] * 3] * 3)
     assert {link.bytes_per_s for link in tree.links} == {2e9}
     assert [cut.error for cut in tree.cuts] == [1.0, 1.0, 1.0]
-
-
-def test_two_devices_have_one_link():
-    pair = Cluster((Device("a", 1), Device("b", 1)), (), (Link("a", "b", 3e9, 2e-6),))
-    again, tree = found(pair)
-    assert again.links == (Link("b", "a", pytest.approx(3e9), pytest.approx(2e-6)),)
-    assert tree.hubs == ()
-
-
-def test_of_many_devices_pairs_and_hosts_are_measured():
-    groups = groups_to_measure([f"host{d // 4}" for d in range(12)])
-    assert frozenset(range(4)) in groups
-    assert frozenset(range(4, 12)) in groups
-    assert frozenset({0, 1}) in groups
-    assert frozenset({0, 4}) not in groups
-    assert len(groups) == 2 * (12 + 3 * 6 + 3)
-
-
-def test_a_device_that_was_not_measured_is_refused():
-    with pytest.raises(RequestError, match=r"devices \[\[1\], \[2\], \[1, 2\]\] of 3 were not measured"):
-        shared_links(["a", "b", "c"], {}, {}, [[0.0] * 3] * 3)

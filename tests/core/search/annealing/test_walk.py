@@ -2,14 +2,13 @@
 
 import itertools
 
-import numpy as np
 import pytest
 from attrs import evolve
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
-from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
+from panpipe.core.cluster.cluster import Cluster, Device
 from panpipe.core.cluster.routing import Link
-from panpipe.core.costs.costs import StageCosts, stage_costs, stage_edges
+from panpipe.core.costs.costs import stage_costs
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.costs.message_overhead import FREE, MessageLine, with_message_times
 from panpipe.core.costs.partition import stages_of
@@ -19,9 +18,8 @@ from panpipe.core.schedules.registry import families
 from panpipe.core.search import longest_path
 from panpipe.core.search.annealing.walk import start_walk
 from panpipe.core.search.finalize import draft
-from panpipe.core.search.problem.assemble import assemble, with_replicas
-from panpipe.core.search.problem.setting import FixedStages, Setting, one_setting
-from panpipe.core.timing.coding import decode_orders, encode
+from panpipe.core.search.problem.assemble import with_replicas
+from panpipe.core.search.problem.setting import Setting
 
 RATE, LATENCY = 4.0, 0.5
 NUMBER = st.integers(0, 9)
@@ -72,12 +70,6 @@ def uneven(devices):
     return Cluster(tuple(Device(f"d{i}", 10**6) for i in range(devices)), (), tuple(links))
 
 
-def same(walk, plan, costs, cluster):
-    score = longest_path(plan, costs, cluster)
-    assert walk.step_s == pytest.approx(score.step_s, rel=1e-12, abs=1e-12)
-    assert walk.peaks == pytest.approx(score.peak_memory_bytes, rel=1e-12)
-
-
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_evaluation_of_stages_of_any_cuts_equals_longest_path(data):
@@ -114,75 +106,3 @@ def test_evaluation_of_stages_of_any_cuts_equals_longest_path(data):
     score = longest_path(plan, costs, cluster)
     assert walk.step_s == pytest.approx(score.step_s, rel=1e-12, abs=1e-12)
     assert [walk.peaks[order.index(d)] for d in range(devices)] == pytest.approx(score.peak_memory_bytes, rel=1e-12)
-
-
-@given(st.data())
-@settings(max_examples=20, deadline=None)
-def test_evaluation_of_replicas_includes_the_reduction_of_gradients(data):
-    """Two replicas, and an all-reduce of two: 1 latency more than its bytes take, each way, on links of one rate."""
-    graph = data.draw(graphs())
-    schedule = data.draw(schedules(len(graph.nodes)))
-    devices = len(schedule.device_actions)
-    assume(len(schedule.placement) <= len(graph.nodes))
-    cuts = (*range(len(schedule.placement)), len(graph.nodes))
-    cluster = fully_connected(2 * devices, 10**6, RATE, LATENCY)
-    replicas = tuple(tuple(range(r, 2 * devices, 2)) for r in range(2))
-    setting = Setting((graph,), cluster, replicas, schedule.microbatches, (0,) * 2 * devices, (1e6,) * 2 * devices)
-    walk = start_walk(setting, schedule, cuts, split=False)
-    walk.evaluate()
-    plan, costs = draft(walk)
-    assert plan.mesh.data == 2
-    score = longest_path(plan, costs, cluster)
-    assert walk.step_s == pytest.approx(score.step_s, rel=1e-6)
-    assert walk.peaks == pytest.approx(score.peak_memory_bytes, rel=1e-12)
-
-
-@given(st.data())
-@settings(max_examples=40, deadline=None)
-def test_evaluation_of_measured_stages_equals_longest_path(data):
-    schedule = data.draw(schedules(8))
-    stages, devices = len(schedule.placement), len(schedule.device_actions)
-    costs = tuple(
-        StageCosts(
-            data.draw(NUMBER), data.draw(NUMBER), data.draw(NUMBER), data.draw(st.none() | NUMBER),
-            optimizer_s=data.draw(NUMBER), parameter_bytes=data.draw(NUMBER), saved_bytes=10 + data.draw(NUMBER),
-            freed_by_input_bytes=data.draw(NUMBER), created_by_input_bytes=data.draw(NUMBER),
-            workspace_bytes=data.draw(NUMBER),
-        )
-        for _ in range(stages)
-    )  # fmt: skip
-    graph = OpGraph(
-        tuple(OpNode(f"n{i}") for i in range(stages)), tuple(OpEdge(f"n{i}", f"n{i + 1}", 8) for i in range(stages - 1))
-    )
-    names = stages_of(graph, range(stages + 1))
-    cluster = fully_connected(devices, 10**6, RATE, LATENCY)
-    fixed = FixedStages(names, costs, stage_edges(graph, names))
-    setting = one_setting(graph, cluster, schedule.microbatches, (1e6,) * devices, None, message=data.draw(MESSAGE))
-    walk = start_walk(evolve(setting, fixed=fixed), schedule, tuple(range(stages + 1)), split=False)
-    walk.evaluate()
-    plan = assemble(graph, names, schedule)
-    same(walk, plan, with_message_times(costs, plan.placement, plan.edges, setting.message), cluster)
-
-
-def test_step_of_a_deadlock_is_negative():
-    graph = OpGraph((OpNode("a", 1, 1, 1), OpNode("b", 1, 1, 1)), (OpEdge("a", "b", 8),))
-    schedule = families()["1f1b"].build(ScheduleProblem(2, 2))
-    walk = start_walk(
-        one_setting(graph, fully_connected(2, 9, 1.0, 0.0), 2, (9.0, 9.0), None), schedule, (0, 1, 2), split=False
-    )
-    walk.best.orders[0, :4] = walk.best.orders[0, 3::-1]
-    walk.evaluate()
-    assert walk.step_s < 0
-
-
-@given(st.data())
-@settings(deadline=None)
-def test_decode_orders_is_the_inverse_of_encode(data):
-    schedule = data.draw(schedules(8))
-    stages, count = len(schedule.placement), schedule.microbatches
-    orders, lengths = encode(schedule.device_actions, count)
-    assert decode_orders(orders, lengths, stages, count) == schedule.device_actions
-    split, lengths = encode(schedule.device_actions, count, split=range(stages))
-    assert lengths.sum() == 3 * stages * count
-    assert split.shape[1] == max(lengths)
-    assert np.all(np.sort(split[0, : lengths[0]]) == np.unique(split[0, : lengths[0]]))

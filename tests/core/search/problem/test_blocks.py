@@ -3,11 +3,10 @@
 from itertools import pairwise
 
 import pytest
-from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import fully_connected
-from panpipe.core.costs.costs import stage_costs, stage_edges
+from panpipe.core.costs.costs import stage_costs
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.errors import RequestError
 from panpipe.core.schedules.registry import find_family
@@ -34,19 +33,6 @@ def layered(draw):
         i, j = sorted(draw(st.lists(st.integers(0, len(names) - 1), min_size=2, max_size=2, unique=True)))
         edges.append(OpEdge(names[i], names[j], 5, True, draw(st.integers(1, 2))))
     return OpGraph(tuple(nodes), tuple(edges), name="layered")
-
-
-@given(layered(), st.data())
-def test_stages_of_blocks_have_the_costs_and_messages_of_their_operators(graph, data):
-    blocks = Blocks.of(graph, "layers", {"tied": 4})
-    count = len(blocks.operators)
-    cut = data.draw(st.integers(1, count - 1))
-    joined = blocks.joined(evolve(graph, nodes=tuple(evolve(node, frozen=node.parameters) for node in graph.nodes)))
-    assert joined.frozen == set(graph.parameters)
-    coarse = [tuple(node.name for node in joined.nodes[a:b]) for a, b in ((0, cut), (cut, count))]
-    fine = blocks.expanded_stages(coarse)
-    assert stage_costs(joined, coarse) == stage_costs(graph, fine)
-    assert stage_edges(joined, coarse) == stage_edges(graph, fine)
 
 
 @given(layered())

@@ -7,13 +7,10 @@ import pytest
 from attrs import evolve
 from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
 from panpipe.core.cluster.routing import Link
-from panpipe.core.costs.costs import stage_costs
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.costs.partition import stages_of
-from panpipe.core.errors import RequestError
 from panpipe.core.schedules.registry import families
 from panpipe.core.search import longest_path
-from panpipe.core.search.choose import choose_schedules, search_plans
+from panpipe.core.search.choose import search_plans
 from panpipe.core.search.problem.arrangements import arrangements, nearest_order
 from panpipe.core.search.problem.workload import Workload, meshes, workload_of
 from panpipe.core.search.search_options import SearchOptions
@@ -21,10 +18,6 @@ from panpipe.core.search.suggestions.infeasible import NothingFits
 
 ALL = tuple(families().values())
 BUDGET = 4000
-
-
-def choose_schedule(*given, **more):
-    return choose_schedules(*given, **more).best
 
 
 def chain(count=16, time=1.0, **costs):
@@ -40,10 +33,6 @@ def best(work, cluster, meshes=None, **choices):
     return plan
 
 
-def test_meshes_are_all_factorizations_of_the_number_of_devices():
-    assert meshes(12) == [(12, 1), (6, 2), (4, 3), (3, 4), (2, 6), (1, 12)]
-
-
 def test_replicas_are_chosen_for_fast_links_and_a_pipeline_for_large_gradients():
     graph = chain(saved_bytes=1)
     fast = fully_connected(4, 10**6, 1e9, 0.0)
@@ -53,19 +42,6 @@ def test_replicas_are_chosen_for_fast_links_and_a_pipeline_for_large_gradients()
     slow = fully_connected(4, 10**6, 20.0, 0.0)
     plan = best(workload_of(heavy, slow, 16), slow, meshes=meshes(4))
     assert plan.mesh.pipeline > 1
-
-
-def test_pipeline_is_chosen_if_a_replica_does_not_fit():
-    graph = chain(saved_bytes=1)
-    cluster = fully_connected(4, 300, 1e9, 0.0)  # all parameters, gradients and state take 512
-    plan = best(workload_of(graph, cluster, 8), cluster, meshes=meshes(4))
-    assert plan.mesh.pipeline > 1
-
-
-def test_mesh_that_does_not_divide_the_batch_is_refused():
-    cluster = fully_connected(4, 10**6, 1e9, 0.0)
-    with pytest.raises(RequestError, match=r"a batch of 3 on 4 devices .* has no mesh of 1 × 4"):
-        search_plans(workload_of(chain(), cluster, 3), cluster, SearchOptions(families=ALL), meshes=[(1, 4)])
 
 
 def test_size_of_microbatches_is_chosen():
@@ -116,14 +92,6 @@ def test_faster_devices_get_more_work():
     assert plan.prediction.step_s < 1.15 * 32 * 3 * 24 / 2.5
 
 
-def test_device_with_the_most_memory_comes_first():
-    devices = tuple(Device(f"d{i}", memory) for i, memory in enumerate((300, 300, 300, 3000)))
-    links = fully_connected(4, 1, 1e9, 0.0).links
-    names = {f"device{i}": f"d{i}" for i in range(4)}
-    cluster = Cluster(devices, (), tuple(evolve(link, a=names[link.a], b=names[link.b]) for link in links))
-    assert ((3, 0, 1, 2),) in arrangements(cluster, 4, 1)
-
-
 def test_stages_recompute_only_if_memory_is_short():
     graph = chain(saved_bytes=40)
     roomy, tight = (fully_connected(4, size, 1e9, 0.0) for size in (10**5, 350))
@@ -138,16 +106,3 @@ def test_stages_recompute_only_if_memory_is_short():
     assert best(workload_of(graph, smallest, 8), smallest, recompute=None).memory.recompute
     every = best(workload_of(graph, roomy, 8), roomy, recompute="all")
     assert every.memory.recompute == tuple(range(len(every.stages)))
-
-
-def test_measured_stages_recompute_if_memory_is_short():
-    graph = chain(saved_bytes=40)
-    cluster = fully_connected(4, 310, 1e9, 0.0)
-    stages = stages_of(graph, (0, 4, 8, 12, 16))
-    costs = stage_costs(graph, stages)
-    options = SearchOptions(families=ALL, oracle=longest_path, budget=BUDGET)
-    without = choose_schedule(graph, stages, costs, cluster, 8, options)  # one microbatch at a time
-    plan = choose_schedule(graph, stages, costs, cluster, 8, evolve(options, recompute=None))
-    assert plan.memory.recompute == (0, 1, 2)
-    assert plan.prediction.step_s < 0.6 * without.prediction.step_s
-    assert max(plan.prediction.peak_memory_bytes) <= 310
