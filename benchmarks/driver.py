@@ -1,7 +1,8 @@
-"""What benchmarks share: their command line, times, tables and records, forked ranks, resident memory, other load."""
+"""What benchmarks share: their command line, times, tables and records, ranks, resident memory, other load."""
 
 import argparse
 import datetime
+import multiprocessing
 import os
 import socket
 import statistics
@@ -12,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from panpipe.answers.output import print_table
 from panpipe.runtimes.devices.available_memory import machine
 
 __all__ = [
-    "IMPORTED", "RankWork", "argument_parser", "busy", "commit", "fork_ranks", "free_port", "machine",
+    "IMPORTED", "RankWork", "Workers", "argument_parser", "busy", "commit", "fork_ranks", "free_port", "machine",
     "median_and_spread", "rank_environment", "report", "reset_resident_peak", "resident_bytes", "run", "seconds",
     "statuses",
 ]  # fmt: skip
@@ -157,6 +159,60 @@ def run(main: Callable[[], None]) -> bool:
         return False
     work()
     return True
+
+
+class Workers:
+    """Processes of one thread each that answer requests; several are ranks of gloo.
+
+    Args:
+        count: how many.
+        make: ``make(rank, *given)`` returns, in each process, the function that answers a request.
+        given: its further arguments.
+    """
+
+    def __init__(self, count: int, make: Callable[..., Callable[[Any], Any]], *given: Any) -> None:
+        context, port = multiprocessing.get_context("spawn"), free_port()
+        self._wires, self._processes = [], []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_answer, args=(rank, count, port, theirs, make, given), daemon=True)
+            process.start()
+            self._wires.append(ours)
+            self._processes.append(process)
+        self._answers()
+
+    def _answers(self) -> list[Any]:
+        for wire, process in zip(self._wires, self._processes, strict=True):
+            while not wire.poll(1):
+                if not process.is_alive():
+                    raise SystemExit(f"a process of {process.name} has died")
+        return [wire.recv() for wire in self._wires]
+
+    def ask(self, request: Any) -> list[Any]:
+        """The answer of each process."""
+        for wire in self._wires:
+            wire.send(request)
+        return self._answers()
+
+    def close(self) -> None:
+        """End the processes, without what their pipelines do at an exit."""
+        for wire, process in zip(self._wires, self._processes, strict=True):
+            wire.send(None)
+            process.join()
+
+
+def _answer(rank: int, count: int, port: int, wire: Any, make: Callable[..., Any], given: Sequence[Any]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if count > 1:
+        os.environ.update(rank_environment(rank, port, count))
+        torch.distributed.init_process_group("gloo")
+    answer = make(rank, *given)
+    wire.send("ready")
+    while (request := wire.recv()) is not None:
+        wire.send(answer(request))
+    os._exit(0)
 
 
 def resident_bytes(field: str) -> int:

@@ -38,6 +38,7 @@ def test_importing_panpipe_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_first_use_leaves_the_random_numbers_of_python_as_they_were():
     """In a new process, because the packages that draw them are imported once."""
     script = "import random, panpipe; random.seed(5); panpipe.pipeline; print(random.random())"

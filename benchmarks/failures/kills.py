@@ -73,12 +73,7 @@ class Moment:
 
 
 class Phases:
-    """The phases of this rank: their durations, and the moment at which it is killed.
-
-    Args:
-        folder: of the job.
-        moment: None for a rank that lives.
-    """
+    """The phases of this rank: their durations, and the moment at which it is killed; None for a rank that lives."""
 
     def __init__(self, folder: Path, moment: Moment | None) -> None:
         self._folder, self._moment = folder, moment
@@ -156,16 +151,9 @@ def train(mesh: str, folder: Path, rank: int, moment: Moment | None) -> None:
 def run_job(
     mesh: str, folder: Path, victim: int | None = None, moment: Moment | None = None
 ) -> tuple[dict[int, int], dict[int, float]]:
-    """One start of all ranks, each a fork of this process.
+    """One start of all ranks, each a fork of this process: for each its exit status and the time of its end.
 
-    Args:
-        mesh: one of `MESHES`.
-        folder: of the job: checkpoints, logs.
-        victim: the rank that is killed; None for no rank.
-        moment: when.
-
-    Returns:
-        For each rank its exit status and the time of its end; ranks that hang are killed and have no entry.
+    Ranks that hang are killed and have no entry.
     """
 
     def work(rank: int) -> None:
@@ -236,14 +224,7 @@ def remove_logs(folder: Path) -> None:
 
 @frozen
 class Trial:
-    """One kill, and the restart.
-
-    Args:
-        mesh: of the job.
-        victim: the rank that is killed.
-        moment: when.
-        resumed: whether the killed job began from a checkpoint of the undisturbed one.
-    """
+    """One kill, and the restart; ``resumed`` if the killed job began from a checkpoint of the undisturbed one."""
 
     mesh: str
     victim: int
@@ -279,13 +260,7 @@ class Found:
 
 
 def run_trial(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
-    """Run a trial.
-
-    Args:
-        trial: the trial.
-        folder: an empty one, for the job.
-        undisturbed: the job's logs without a kill.
-    """
+    """Run a trial in an empty folder; ``undisturbed`` has the job's logs without a kill."""
     found = Found()
     if trial.resumed:
         copy_checkpoint(trial.mesh, folder)
@@ -327,12 +302,7 @@ def run_trial(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
 
 
 def fault_of_end(end: Mapping[str, str] | None, whole: Mapping[str, str] | None) -> str:
-    """What is wrong with a rank's last parameters; empty if nothing is.
-
-    Args:
-        end: of the restarted job, as of `Log`.
-        whole: of the undisturbed one.
-    """
+    """What is wrong with a rank's last parameters after the restart; empty if nothing is."""
     if end is None or whole is None:
         return "did not record its last parameters"
     others = [name for name in {**whole, **end} if end.get(name) != whole.get(name)]

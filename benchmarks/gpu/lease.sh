@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The first minutes on a GPU, in the root of the repository: bash benchmarks/gpu/lease.sh first | second | tests
 #
-#   first   in 300 s: versions, parity with one process, tests of stream order and of shared GPUs, NCCL, copies, queues
-#   second  in 410 s: memory, predictions, steps, host time, graphs, and what else there are tests of
+#   first   in 300 s: versions, parity with one process, tests of stream order and of shared GPUs, copies
+#   second  in 410 s: memory, predictions, steps, graphs, and what else there are tests of
 #   tests   every test that needs a GPU
 #
 # Nothing is installed: PY (python3 by default) has torch, the repository is imported where it is, and packages that PY
@@ -40,23 +40,16 @@ first)
     part versions 70
     part parity 55
     tests order 75 tests/runtimes/test_cuda.py -k "$order"
-    part nccl 35
     part offload 25
-    part queues 25
     ;;
 second)
     part memory 90
     part predictions 90
     part steps 60
-    part calls 30
     part graphs 45
     tests rest 90 tests/runtimes/test_cuda.py -k "not ($order) and not inductor and not compiled"
     ;;
-compiled)
-    part compiled_steps 300
-    part compiled_graphs 150
-    ;;
 tests) tests all 580 $(grep -rl "mark\.cuda" tests) ;;
-*) echo "there is no call '$1': give first, second, compiled or tests" >&2 && exit 2 ;;
+*) echo "there is no call '$1': give first, second or tests" >&2 && exit 2 ;;
 esac
 exit $failed

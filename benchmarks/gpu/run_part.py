@@ -10,15 +10,12 @@ import copy
 import json
 import platform
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from attrs import evolve
-from panpipe.backends import nccl_groups
-from panpipe.backends.streams import streams_of
 from panpipe.runtimes.devices.host_copies import host_copies
 from panpipe.runtimes.diagnose.parity import reference_step
 
@@ -32,7 +29,6 @@ from benchmarks.gpu.workload import (
     clear,
     model_of,
     pipeline_of,
-    seconds_of,
     step_in_bfloat16,
     synchronize,
 )
@@ -83,72 +79,6 @@ def parity(size: Size) -> Results:
         pipe.close()
 
 
-def _sleep(size: Size, cycles: int) -> None:
-    if size.where.type == "cuda":
-        torch.cuda._sleep(cycles)
-
-
-def queues(size: Size) -> Results:
-    """How many of 32 streams wait for a kernel of another stream, because they share a hardware queue with it."""
-    streams = streams_of(size.where)
-    if streams is None:
-        yield "streams", {"count": 0, "waiting": 0}
-        return
-    made = [streams.new(size.where, urgent=False) for _ in range(32)]
-    tensors = [torch.zeros(1, device=size.where) for _ in made]
-    waiting = 0
-    for blocked in range(0, len(made), 8):
-        events = []
-        synchronize(size.where)
-        with streams.using(made[blocked]):
-            _sleep(size, 200_000_000)
-        for number, stream in enumerate(made):
-            with streams.using(stream):
-                tensors[number].add_(1)
-            events.append(streams.record(stream))
-        time.sleep(0.02)
-        waiting += sum(not event.event.query() for number, event in enumerate(events) if number != blocked)
-        synchronize(size.where)
-    yield "streams", {"count": len(made), "waiting": waiting / 4}
-
-
-def nccl(size: Size) -> Results:
-    """NCCL with one rank: groups with few thread blocks, sums on the current stream, and messages to itself.
-
-    A rank sends to itself, which NCCL allows within a group of operations alone, to see whether memory that was sent
-    and freed is reused at once, while the transfer waits on its stream. On the CPU the sums go over gloo.
-    """
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    on_gpu = size.where.type == "cuda"
-    values = torch.ones(1 << (22 if on_gpu else 4), device=size.where)
-    if on_gpu:
-        sums = nccl_groups.sum_communicator([0], 0)
-        times = seconds_of(lambda: sums.all_reduce(values), size)
-        sums.broadcast(values, 0)
-        sums.close()
-    else:
-        group = dist.new_group([0], backend="gloo")
-        times = seconds_of(lambda: dist.all_reduce(values, group=group), size)
-    yield "sums", {"available": dist.is_nccl_available(), "least_s": min(times), "equal": bool((values == 1).all())}
-    if on_gpu:
-        group = dist.new_group([0], backend="nccl")
-        sent, got = (torch.ones(1 << 20, device=size.where) for _ in range(2))
-        address, other = sent.data_ptr(), torch.cuda.Stream(size.where)
-        with torch.cuda.stream(other):
-            _sleep(size, 100_000_000)
-            for work in dist.batch_isend_irecv(
-                [dist.P2POp(dist.isend, sent, 0, group), dist.P2POp(dist.irecv, got, 0, group)]
-            ):
-                work.wait()
-        del sent, work
-        reused = torch.empty(1 << 20, device=size.where).data_ptr() == address
-        synchronize(size.where)
-        yield "memory of messages", {"reused at once": reused, "received": bool((got == 1).all())}
-    dist.destroy_process_group()
-
-
 def offload(size: Size) -> Results:
     """Rates of copies to the host and back, pinned and pageable; none on the CPU."""
     for found in host_copies(size.where):
@@ -156,7 +86,7 @@ def offload(size: Size) -> Results:
         yield name, {"bytes_per_s": found.line.bytes_per_s, "latency_s": found.line.latency_s}
 
 
-PARTS = {part.__name__: part for part in (versions, parity, queues, nccl, offload, *training_parts.PARTS)}
+PARTS = {part.__name__: part for part in (versions, parity, offload, *training_parts.PARTS)}
 
 
 def main() -> int:

@@ -1,6 +1,5 @@
-"""Parts of ``run_part.py`` that train: memory, predictions, steps, host time and graphs, each next to plain PyTorch."""
+"""Parts of ``run_part.py`` that train: memory, predictions, steps and graphs, each next to plain PyTorch."""
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,7 +44,6 @@ from benchmarks.gpu.workload import (
     operators_on,
     pipeline_of,
     plan_of,
-    seconds_of,
     share_during,
     step_in_bfloat16,
 )
@@ -227,50 +225,27 @@ def against(predicted: float, found: float | None) -> Found:
 # (d): steps
 
 
-def steps(size: Size, compiler: str | None = None) -> Results:
+def steps(size: Size) -> Results:
     """A GPT with 1, 2 and 4 stages on one device against plain PyTorch: one stage takes at most 3 % longer."""
     batch = batch_of(size)
     clear(size)
-    step = step_in_bfloat16 if compiler is None else torch.compile(step_in_bfloat16, backend=compiler)
-    compared = eager(size, model_of(size), step, batch)
-    yield "eager" if compiler is None else "torch.compile", compared
+    compared = eager(size, model_of(size), step_in_bfloat16, batch)
+    yield "eager", compared
     for stages in size.stages:
         clear(size)
-        yield f"{stages} stages", step_of_stages(size, stages, compiler, compared)
+        yield f"{stages} stages", step_of_stages(size, stages, compared)
 
 
-def step_of_stages(size: Size, stages: int, compiler: str | None, compared: Found) -> Found:
+def step_of_stages(size: Size, stages: int, compared: Found) -> Found:
     batch = batch_of(size)
-    with pipeline_of(size, stages, model_of(size), step_in_bfloat16, batch, compile=compiler) as pipe:
+    with pipeline_of(size, stages, model_of(size), step_in_bfloat16, batch) as pipe:
         found = measured(size, partial(pipe.step, batch), compared)
         _, trace = pipe.trace_step(batch)
     messages = spans(trace, lambda event: event.action.peer is not None)
     return {**found, "messages during compute": share_during(messages, spans(trace, computes))}
 
 
-def compiled_steps(size: Size) -> Results:
-    """The same with compiled stages, against ``torch.compile`` of the step."""
-    yield from steps(size, size.compiler)
-
-
-# (e): host time and graphs
-
-
-def calls(size: Size) -> Results:
-    """Microseconds of the host for an action with almost no computation, with 1, 2 and 4 threads."""
-
-    def mean(model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
-        return model(batch[0]).mean()
-
-    for stages in size.stages:
-        torch.manual_seed(0)
-        layers = nn.Sequential(*(nn.Linear(1, 1) for _ in range(4))).to(size.where)
-        batch = (torch.ones(size.microbatches, 1),)
-        with pipeline_of(size, stages, layers, mean, batch, SGD) as pipe:
-            first = pipe.step(batch).item()
-            seconds = statistics.median(seconds_of(partial(pipe.step, batch), size, 5 * size.steps))
-            actions = max(len(actions) for actions in pipe.plan.device_actions)
-        yield f"{stages} threads", {"us_per_action": 1e6 * seconds / actions, "actions": actions, "loss": first}
+# (e): graphs
 
 
 @contextmanager
@@ -285,7 +260,7 @@ def graphs_of(size: Size) -> Iterator[None]:
         yield
 
 
-def graphs(size: Size, compiler: str | None = None) -> Results:
+def graphs(size: Size) -> Results:
     """A GPT of two stages without graphs and with: times, memory, and whether the bits after the steps are equal.
 
     Kernels that add in any order (``atomicAdd``, as in the backward of an embedding) may give other bits in every run,
@@ -293,24 +268,20 @@ def graphs(size: Size, compiler: str | None = None) -> Results:
     """
     with graphs_of(size):
         clear(size)
-        without, wanted = steps_of_two(size, compiler, graphed=False)
+        without, wanted = steps_of_two(size, graphed=False)
         yield "without", without
         clear(size)
-        graphed, tensors = steps_of_two(size, compiler, without, graphed=True)
+        graphed, tensors = steps_of_two(size, without, graphed=True)
         yield "graphs", graphed
     pairs = list(zip(wanted, tensors, strict=True))
     bits = all(torch.equal(one, other) for one, other in pairs)
     yield "equal", {"bits": bits, "apart": max(float((one - other).abs().max()) for one, other in pairs)}
 
 
-def steps_of_two(
-    size: Size, compiler: str | None, compared: Found | None = None, *, graphed: bool
-) -> tuple[Found, list[torch.Tensor]]:
+def steps_of_two(size: Size, compared: Found | None = None, *, graphed: bool) -> tuple[Found, list[torch.Tensor]]:
     """Steps of two stages, and the loss and the parameters after them, on the host."""
     batch, issued = batch_of(size), list[float]()
-    with pipeline_of(
-        size, 2, model_of(size), step_in_bfloat16, batch, SGD, compile=compiler, cuda_graphs=graphed
-    ) as pipe:
+    with pipeline_of(size, 2, model_of(size), step_in_bfloat16, batch, SGD, cuda_graphs=graphed) as pipe:
         found = measured(size, partial(pipe.step, batch), compared)
         for _ in range(size.steps):
             start = time.perf_counter()
@@ -321,9 +292,4 @@ def steps_of_two(
     return {**found, "issued_s": min(issued)}, tensors
 
 
-def compiled_graphs(size: Size) -> Results:
-    """The same with compiled stages."""
-    yield from graphs(size, size.compiler)
-
-
-PARTS = (memory, predictions, steps, calls, graphs, compiled_steps, compiled_graphs)
+PARTS = (memory, predictions, steps, graphs)

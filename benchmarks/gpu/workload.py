@@ -32,7 +32,6 @@ class Size:
         rows, microbatches: of a batch.
         steps, warm_up: timed steps, and steps before them.
         stages: numbers of stages.
-        compiler: backend of ``torch.compile``.
         widths: the three models whose predictions are compared with measurements.
         memory_bytes: what the part ``memory`` may use of the GPU.
         short_of_memory: the changes with which the activations exceed that.
@@ -48,7 +47,6 @@ class Size:
     steps: int = 5
     warm_up: int = 3
     stages: tuple[int, ...] = (1, 2, 4)
-    compiler: str = "inductor"
     widths: tuple[int, int, int] = (1024, 2048, 3072)
     memory_bytes: int = 28 << 30
     short_of_memory: Mapping[str, Any] = {

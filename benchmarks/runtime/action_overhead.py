@@ -11,6 +11,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
-from benchmarks.driver import argument_parser, free_port, rank_environment, report
+from benchmarks.driver import Workers, argument_parser, report
 
 MICROBATCHES = 64
 ACTIONS = 2 * MICROBATCHES
@@ -77,22 +77,19 @@ def peer(batch: torch.Tensor, rank: int) -> Any:
     return run
 
 
-def worker(rank: int, steps: int, rounds: int, port: int, out: Any) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(rank_environment(rank, port))
-    dist.init_process_group("gloo")
+def contenders(rank: int, steps: int, rounds: int) -> Callable[[str], dict[str, float]]:
+    """What a rank answers: the median of the rounds of each contender, in turns."""
     batch = torch.randn(MICROBATCHES, 8, generator=torch.Generator().manual_seed(1))
-    pipe = panpipe_step(batch)
-    torch_step = peer(batch, rank)
-    times: dict[str, list[float]] = {"panpipe": [], "torch 1F1B": []}
-    for _ in range(rounds):
-        times["panpipe"].append(timed(steps, lambda: pipe.step(batch)))
-        times["torch 1F1B"].append(timed(steps, torch_step))
-    if rank == 0:
-        out.put({name: statistics.median(series) for name, series in times.items()})
-    dist.barrier()
-    pipe.close()
-    dist.destroy_process_group()
+    pipe, torch_step = panpipe_step(batch), peer(batch, rank)
+
+    def measured(asked: str) -> dict[str, float]:
+        times: dict[str, list[float]] = {"panpipe": [], "torch 1F1B": []}
+        for _ in range(rounds):
+            times["panpipe"].append(timed(steps, lambda: pipe.step(batch)))
+            times["torch 1F1B"].append(timed(steps, torch_step))
+        return {name: statistics.median(series) for name, series in times.items()}
+
+    return measured
 
 
 def main() -> None:
@@ -100,12 +97,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    processes = mp.spawn(worker, (arguments.steps, arguments.rounds, free_port(), queue), nprocs=2, join=False)
-    while not processes.join(timeout=1):
-        pass
-    result = queue.get()
+    ranks = Workers(2, contenders, arguments.steps, arguments.rounds)
+    result = ranks.ask("times")[0]
+    ranks.close()
     print(json.dumps({name: round(value, 1) for name, value in result.items()}))
     if arguments.record:
         rows = [(name, f"{value:.1f}") for name, value in result.items()]

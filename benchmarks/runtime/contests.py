@@ -7,7 +7,6 @@ the automatic one: the fastest of a dozen noisy figures is too fast by chance, s
 steps of their own. *Slower by* is the fastest step of the automatic plan ÷ that of the best schedule − 1.
 
     python benchmarks/runtime/contests.py [--models mlp,gpt] [--loads 0,2,4] [--turns 16] [--record FILE]
-    python benchmarks/runtime/contests.py --cuts 14    # the cuts of 14 plannings of two equal blocks, instead
 """
 
 import itertools
@@ -24,17 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import gpt
-from benchmarks.driver import argument_parser, busy, rank_environment, report
+from benchmarks.driver import Workers, argument_parser, busy, report
 
-PORT, MICROBATCHES, LONGEST = 29720, 8, 250
+MICROBATCHES, LONGEST = 8, 250
 """Steps in which a contest ends, at most."""
-LOSS = 2
-"""Operators of the loss in `cuts`, in the second stage."""
 TRIALS, BEST = 4, 3
 """Steps by which the best of the named schedules are chosen, and how many of them are timed again."""
 Case = tuple[nn.Module, tuple[Tensor, Tensor]]
@@ -176,34 +172,10 @@ def compared(name: str, named_pipes: list[panpipe.Pipeline], turns: int) -> dict
     return {"row": row, "slower": mine[0] / times[found][0] - 1, "steps": steps, "contest": "\n".join(table)}
 
 
-def cuts(count: int) -> None:
-    """Plan again and again: two equal layers are to be cut evenly, unless another cut wins the contest."""
-    batch, uneven = torch.randn(8, 32, gpt.WIDTH), 0
-    for _ in range(count):
-        torch.manual_seed(0)
-        with panpipe.pipeline(
-            nn.Sequential(gpt.Block(), gpt.Block()), lambda model, x: model(x).square().mean(), batch,
-            optimizer=torch.optim.AdamW, microbatches=MICROBATCHES, plan=panpipe.Auto(max_chunks=1, cache=False),
-            run=panpipe.Run(progress=False),
-        ) as pipe:  # fmt: skip
-            while pipe.contest is not None and not pipe.contest.done:
-                pipe.step(batch)
-            first, second = (len(stage.nodes) for stage in pipe.plan.stages)
-            uneven += abs(second - LOSS - first) > 0
-            print(f"{described(pipe)}\n{pipe.contest!r}", flush=True)
-    print(f"{uneven} of {count} cuts are uneven")
-
-
-def worker(rank: int, name: str, turns: int, port: int, wire: Any) -> None:
-    """A rank: sends the number of schedules, then a result for each load it receives the number of, until None."""
-    torch.set_num_threads(1)
-    os.environ.update(rank_environment(rank, port))
-    dist.init_process_group("gloo")
+def plans(rank: int, name: str, turns: int) -> Callable[[str], Any]:
+    """What a rank answers: the number of named schedules, or the contest under the load of this moment."""
     others = named(name)
-    wire.send(len(others))
-    while wire.recv() is not None:
-        wire.send(compared(name, others, turns))
-    os._exit(0)  # without closing the pipelines one after another
+    return lambda asked: len(others) if asked == "count" else compared(name, others, turns)
 
 
 def main() -> None:
@@ -212,35 +184,20 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--loads", default="0,2,4", help="numbers of other processes that compute")
     parser.add_argument("--turns", type=int, default=16, help="timed steps of each of the best plans")
-    parser.add_argument("--cuts", type=int, help="print the cuts of this many plannings of two equal layers instead")
     arguments = parser.parse_args()
-    if arguments.cuts:
-        return cuts(arguments.cuts)
-    context, rows, slower = mp.get_context("spawn"), [], dict[int, list[float]]()
-    for number, name in enumerate(arguments.models.split(",")):
+    rows, slower = [], dict[int, list[float]]()
+    for name in arguments.models.split(","):
         start = time.perf_counter()
-        pipes = [context.Pipe() for _ in range(2)]
-        ranks = [
-            context.Process(target=worker, args=(rank, name, arguments.turns, PORT + number, theirs), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
-        ]
-        for each in ranks:
-            each.start()
-        wires = [ours for ours, _ in pipes]
-        plans = answers(wires, ranks)[0]
+        ranks = Workers(2, plans, name, arguments.turns)
+        count = ranks.ask("count")[0]
         for processes in map(int, arguments.loads.split(",")):
             with busy(processes):
-                for wire in wires:
-                    wire.send(processes)
-                found = answers(wires, ranks)[0]
+                found = ranks.ask("contest")[0]
             slower.setdefault(processes, []).append(found["slower"])
             difference = f"{found['slower']:+.1%}"
-            rows.append([name, f"{processes}", *found["row"], difference, f"{plans}", f"{found['steps']}"])
+            rows.append([name, f"{processes}", *found["row"], difference, f"{count}", f"{found['steps']}"])
             print(" | ".join(rows[-1]), f"({time.perf_counter() - start:.0f} s)\n{found['contest']}", flush=True)
-        for wire in wires:
-            wire.send(None)
-        for each in ranks:
-            each.join()
+        ranks.close()
     every = {**slower, "all": list(itertools.chain.from_iterable(slower.values()))}
     shares = (f"{load}: {statistics.median(each):+.1%}, {max(each):+.1%}" for load, each in every.items())
     title = (
@@ -251,15 +208,6 @@ def main() -> None:
         "fastest, median ms, spread", "slower", "plans", "steps of the contest",
     )  # fmt: skip
     report(arguments.record, title, header, rows)
-
-
-def answers(wires: list[Any], ranks: list[Any]) -> list[Any]:
-    """What the ranks send; ends if one has died."""
-    for wire in wires:
-        while not wire.poll(1):
-            if not all(rank.is_alive() for rank in ranks):
-                raise SystemExit("a rank has died")
-    return [wire.recv() for wire in wires]
 
 
 if __name__ == "__main__":

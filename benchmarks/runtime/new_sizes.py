@@ -1,12 +1,8 @@
-"""Processor seconds of set-up by phase, of an evaluation's, and of a new size.
+"""Processor seconds of set-up by phase, and what a new size costs.
 
-    python benchmarks/runtime/new_sizes.py [--pipelines | --lengths] [--record FILE]
+    python benchmarks/runtime/new_sizes.py [--lengths] [--record FILE]
 
-Small transformers of two layers are captured twice, for one length and with symbolic lengths; the first one once
-before, because that also loads torch. An evaluation is captured without gradients. `new size` is what a further length
-costs: numbers in place of the symbols of all stage programs.
-
-With ``--pipelines`` the default call of `panpipe.pipeline` is sampled: a thousand times in a second of processor time,
+The default call of `panpipe.pipeline` is sampled for several models: a thousand times in a second of processor time,
 the innermost function of the package is looked up in `PHASES`.
 
 With ``--lengths`` the default call trains each model on 200 batches of 200 different sizes (a UNet of four), each twice
@@ -33,11 +29,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
-from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step, symbolic_sizes
-from panpipe.core.capture.programs.programs import stage_programs
-from panpipe.core.capture.programs.stage import stage_graph
-from panpipe.core.garbage import rare_collections
 from panpipe.core.search.compiling import compile_ahead
 from torch import nn
 from transformers import (
@@ -73,42 +64,10 @@ MODELS = {
         )
     ),
 }
-LENGTH, STAGES = 12, 2
 
 
 def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return model(**batch).loss
-
-
-@rare_collections()  # as panpipe.pipeline
-@symbolic_sizes()
-def phases(model: nn.Module, symbolic: bool, gradients: bool = True) -> dict[str, str]:
-    """Processor seconds of each phase, as text; without gradients, those of an evaluation."""
-    batch = {name: torch.ones(2, LENGTH, dtype=torch.int64) for name in ("input_ids", "attention_mask", "labels")}
-    times = [time.process_time()]
-    dims = dict.fromkeys(range(len(batch)), (1,)) if symbolic else None
-    captured = capture_step(model, step, batch, symbolic=dims, gradients=gradients)
-    times.append(time.process_time())
-    operators = operators_of(captured)
-    times.append(time.process_time())
-    names = [node.name for node in operators.graph.nodes]
-    cuts = [names[len(names) * i // STAGES : len(names) * (i + 1) // STAGES] for i in range(STAGES)]
-    programs = [stage_programs(stage_graph(operators, cuts, i)) for i in range(STAGES)]
-    times.append(time.process_time())
-    found = {
-        name: f"{end - start:.2f}"
-        for name, start, end in zip(("export", "operators", "programs"), times[:-1], times[1:], strict=True)
-    }
-    found["all"] = f"{times[-1] - times[0]:.2f}"
-    if captured.sizes is not None:
-        captured.sizes.values(dict.fromkeys(range(len(batch)), (2, LENGTH + 1)))  # collects the guards once
-        start = time.process_time()
-        sizes = captured.sizes.values(dict.fromkeys(range(len(batch)), (2, LENGTH + 7)))
-        assert sizes is not None
-        for each in programs:
-            each.with_sizes(sizes)
-        found["new size"] = f"{time.process_time() - start:.4f}"
-    return found
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -336,28 +295,14 @@ def of_lengths(
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--pipelines", action="store_true", help="sample the default call")
     parser.add_argument("--lengths", action="store_true", help="train on many sizes")
     arguments = parser.parse_args()
     if arguments.lengths:
         columns = ("model", "sizes", "captures", "second size, s", "step, ms", "more for a new size: median, ms")
         columns += ("90 %, ms", "second most, ms", "most, ms", "longest garbage collection, ms")
         report(arguments.record, "A new size in each of many steps", columns, list(lengths()))
-        return
-    if arguments.pipelines:
+    else:
         report(arguments.record, "Processor seconds of panpipe.pipeline", *by_phase(pipelines()))
-        return
-    phases(MODELS["Llama"](), symbolic=False)
-    rows = [
-        (name, f"{'training' if training else 'evaluation'}, {'any' if any_length else 'one'} length",
-         phases(make(), any_length, training))
-        for name, make in MODELS.items()
-        for training in (True, False)
-        for any_length in (False, True)
-    ]  # fmt: skip
-    columns = ("export", "operators", "programs", "all", "new size")
-    cells = [[name, kind, *(found.get(c, "") for c in columns)] for name, kind, found in rows]
-    report(arguments.record, "Processor seconds of set-up", ["model", "captured for", *columns], cells)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from benchmarks import gpt
-from benchmarks.driver import argument_parser, rank_environment, report, reset_resident_peak, resident_bytes
+from benchmarks.driver import Workers, argument_parser, report, reset_resident_peak, resident_bytes
 
-PORT = 29670
 MIB = 1 << 20
 WARM_UP = 2
 """Steps that are not timed, after the level of memory is taken."""
@@ -135,62 +133,34 @@ def peer(rank: int, schedule: str) -> Runner:
     return Runner(step, dist.barrier)
 
 
-def worker(rank: int, job: str, name: str, plan: str, port: int, wire: Any) -> None:
-    """A process of a contender: reports that it is ready, then runs the numbers of steps it receives, until None."""
-    torch.set_num_threads(1)
+def runner(rank: int, job: str, name: str, plan: str) -> Callable[[int], Any]:
+    """What a process of a contender answers: times of as many steps, or facts where none are asked for."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     if job == "one process":
-        runner = one_process()
+        found = one_process()
     else:
-        os.environ.update(rank_environment(rank, port))
-        dist.init_process_group("gloo")
-        runner = panpipe(rank, name, plan) if job == "panpipe" else peer(rank, name)
-    wire.send("ready")
-    while (steps := wire.recv()) is not None:
-        wire.send(runner.times(steps))
-    wire.send(runner.facts())
-    # Without destroying the group: the worker has sent its results.
-    os._exit(0)
+        found = panpipe(rank, name, plan) if job == "panpipe" else peer(rank, name)
+    return lambda steps: found.times(steps) if steps else found.facts()
 
 
 class Contender:
     """The processes of one runner, waiting for their turn."""
 
-    def __init__(self, job: str, name: str, plan: str, port: int) -> None:
+    def __init__(self, job: str, name: str, plan: str) -> None:
         self.job, self.name, self.fastest_s = job, name, math.inf
-        context = mp.get_context("spawn")
-        self._wires, self._processes = [], []
-        for rank in range(1 if job == "one process" else 2):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=worker, args=(rank, job, name, plan, port, theirs), daemon=True)
-            process.start()
-            self._wires.append(ours)
-            self._processes.append(process)
-        self._answers()
-
-    def _answers(self) -> list[Any]:
-        for wire, process in zip(self._wires, self._processes, strict=True):
-            while not wire.poll(1):
-                if not process.is_alive():
-                    raise SystemExit(f"a process of {self.job} {self.name} has died")
-        return [wire.recv() for wire in self._wires]
+        self._workers = Workers(1 if job == "one process" else 2, runner, job, name, plan)
 
     def run(self, steps: int) -> float:
         """Median time of a step over a turn of a few, as rank 0 saw it."""
-        for wire in self._wires:
-            wire.send(steps)
-        times = self._answers()[0]
+        times = self._workers.ask(steps)[0]
         self.fastest_s = min(self.fastest_s, *times)
         return statistics.median(times)
 
     def close(self) -> list[dict[str, Any]]:
         """Facts of every process, which ends."""
-        for wire in self._wires:
-            wire.send(None)
-        found = self._answers()
-        for process in self._processes:
-            process.join()
+        found = self._workers.ask(0)
+        self._workers.close()
         return found
 
 
@@ -206,13 +176,10 @@ def main() -> None:
     jobs += [("torch", name) for name in arguments.peers.split(",") if name]
     with tempfile.TemporaryDirectory() as folder:
         # Plans are made in advance, so that memory left by their measurements does not count as training.
-        for number, (job, name) in enumerate(jobs):
+        for job, name in jobs:
             if job == "panpipe":
-                Contender(job, name, str(Path(folder, f"{name}.json")), PORT + number).close()
-        contenders = [
-            Contender(job, name, str(Path(folder, f"{name}.json")), PORT + len(jobs) + number)
-            for number, (job, name) in enumerate(jobs)
-        ]
+                Contender(job, name, str(Path(folder, f"{name}.json"))).close()
+        contenders = [Contender(job, name, str(Path(folder, f"{name}.json"))) for job, name in jobs]
         rounds = []
         for number in range(arguments.rounds):
             order = contenders[number % len(jobs) :] + contenders[: number % len(jobs)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from panpipe.backends import data_collectives
-from panpipe.backends.data_collectives import all_gather_data, broadcast_data
+from panpipe.backends.data_collectives import all_gather_data
 from panpipe.core.errors import WorkerError
 
 VALUE = {"plan": [1, 2.5, None, "ä"], "done": True}
@@ -39,13 +39,6 @@ def encoded(value):
     return data_collectives._bytes(value, None)
 
 
-@pytest.mark.parametrize("other", [0, "a much longer value than that of the first rank" * 3])
-def test_values_of_other_lengths_are_gathered(monkeypatch, other):
-    data = encoded(other)
-    other_rank(monkeypatch, data.numel(), data)
-    assert all_gather_data(VALUE) == [VALUE, other]
-
-
 @pytest.mark.parametrize("length", [0, -1, (1 << 31) + 1])
 def test_length_of_another_program_is_refused(monkeypatch, length):
     other_rank(monkeypatch, length, encoded(0))
@@ -65,13 +58,3 @@ def test_value_that_is_no_plain_data_is_refused(monkeypatch):
     other_rank(monkeypatch, 1, encoded(0))
     with pytest.raises(TypeError):
         all_gather_data(object())
-
-
-def test_broadcast_gives_the_value_of_the_source(monkeypatch):
-    sent = []
-    monkeypatch.setattr(dist, "broadcast", lambda tensor, source: sent.append(tensor.clone()))
-    assert broadcast_data(VALUE, 0) == VALUE
-    length, data = sent
-    received = iter((length, data))
-    monkeypatch.setattr(dist, "broadcast", lambda tensor, source: tensor.copy_(next(received)))
-    assert broadcast_data("ignored", 1) == VALUE

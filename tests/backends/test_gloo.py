@@ -71,6 +71,7 @@ def test_gloo_errors_are_translated(raw, words):
     assert lost(RuntimeError(raw)) == words
 
 
+@pytest.mark.slow
 def test_gloo_uses_groups_of_its_own_and_never_the_given_one(tmp_path):
     """With clipping, whose norms are summed over all stages. The given group may use NCCL for tensors of GPUs."""
     first, second = results("foreign_group", tmp_path)

@@ -3,13 +3,13 @@
 `blocking_host` follows NCCL's rules and is independent of validation. Ranks over gloo run the backend's own code.
 """
 
-from itertools import pairwise, permutations
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.backends import nccl, nccl_groups
+from panpipe.backends import nccl
 from panpipe.backends.conformance import check
 from panpipe.backends.message_slot import batches
 from panpipe.backends.registry import find_backend
@@ -245,20 +245,11 @@ def test_ranks_train_over_the_nccl_backend_as_one_process_does(tmp_path):
         assert later["evaluated"].endswith("nothing was changed")
 
 
+@pytest.mark.slow
 def test_replicas_share_gradients_and_parameters_over_the_nccl_backend(tmp_path):
     for found in results("scattered_over_nccl", tmp_path, 4, MESH="pp=2,dp=2"):
         assert len(found) == 2 * 2
         assert max(max(distances) for distances in found.values()) < 1e-9
-
-
-def test_thread_blocks_are_limited_and_configurable(monkeypatch):
-    assert nccl_groups.thread_blocks(nccl_groups.PAIR_VARIABLE, nccl_groups.PAIR_CTAS) == 4
-    monkeypatch.setenv(nccl_groups.PAIR_VARIABLE, "8")
-    assert nccl_groups.thread_blocks(nccl_groups.PAIR_VARIABLE, nccl_groups.PAIR_CTAS) == 8
-    for wrong in ("0", "65", "many", "-1", ""):
-        monkeypatch.setenv(nccl_groups.PAIR_VARIABLE, wrong)
-        with pytest.raises(RequestError, match=rf"{nccl_groups.PAIR_VARIABLE} is '{wrong}': .* 1 to 64 thread blocks"):
-            nccl_groups.thread_blocks(nccl_groups.PAIR_VARIABLE, nccl_groups.PAIR_CTAS)
 
 
 def test_one_communicator_for_both_directions_deadlocks():
@@ -267,27 +258,11 @@ def test_one_communicator_for_both_directions_deadlocks():
     assert stuck(plan, as_lowered(plan, lower(plan, 2)), one_channel=True) != []
 
 
-def test_no_two_communicators_of_a_rank_share_a_stream():
-    """Communicators of a pipeline of four devices and of its two replicas."""
-    pipeline, replicas = [0, 1, 2, 3], [1, 5]
-    groups = [(pipeline, pair) for pair in permutations(range(4), 2) if 1 in pair] + [(pipeline, None)]
-    groups += [(replicas, pair) for pair in permutations(range(2), 2)] + [(replicas, None)]
-    assert len({nccl.stream_name(*group) for group in groups}) == len(groups) == 10
-
-
 def test_nccl_limits_report_a_machine_with_one_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert "one GPU per rank and there is 1 GPU here" in nccl.limits()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert nccl.limits() is None
-
-
-def test_bytes_of_a_contiguous_tensor_share_its_memory():
-    scalar, odd = torch.tensor(1.5, dtype=torch.float64), torch.arange(6).view(2, 3).t()
-    assert nccl._bytes_of(scalar).data_ptr() == scalar.data_ptr()
-    assert nccl._bytes_of(scalar).view(torch.float64).item() == 1.5
-    assert nccl._bytes_of(odd).view(torch.int64).tolist() == [0, 3, 1, 4, 2, 5]
-    assert nccl._bytes_of(torch.empty(0)).numel() == 0
 
 
 def test_ranks_that_share_a_gpu_are_refused_before_nccl_connects():

@@ -34,18 +34,6 @@ def test_an_unavailable_backend_is_refused_with_its_reason():
         registry.find_backend(kind)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "'own' connects neither threads nor ranks"),
-        ({"threads": memcpy.connect, "dtypes": frozenset({torch.float32})}, "'own' does not send float64"),
-    ],
-)
-def test_backend_kind_refuses_wrong_fields(options, said):
-    with pytest.raises(RequestError, match=said):
-        BackendKind("own", "", **options)
-
-
 def test_a_dtype_that_the_backend_lacks_is_refused_before_any_step():
     dtypes = frozenset({torch.float32, torch.float64})
     kind = BackendKind("own", "", threads=memcpy.connect, dtypes=dtypes)

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 from panpipe.backends import streams as module
-from panpipe.backends.streams import CudaStreams, InheritedStreams, Streams, release_unused, streams_of
+from panpipe.backends.streams import CudaStreams, InheritedStreams, Streams, release_unused
 
 FIRST, SECOND, CPU = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")
 
@@ -48,19 +48,6 @@ def fake(monkeypatch):
     return made
 
 
-def test_stream_of_a_name_is_made_once_for_each_device(fake):
-    load = fake.named("load", FIRST, urgent=True)
-    assert fake.named("load", FIRST) == load
-    assert fake.named("load", SECOND) != load
-    assert fake.named("send", FIRST) != load
-    assert fake.made == [(FIRST, True), (SECOND, False), (FIRST, False)]
-
-
-def test_processor_has_no_streams(fake):
-    assert streams_of(CPU) is None
-    assert streams_of(FIRST) is fake
-
-
 def test_unused_memory_of_each_device_is_released_once(fake):
     release_unused([FIRST, CPU, FIRST, SECOND])
     assert sorted(fake.released, key=str) == [FIRST, SECOND]
@@ -77,14 +64,6 @@ def test_thread_continues_with_the_streams_of_its_caller(fake):
     with inherited.active(FIRST):
         pass
     assert fake.used[-1] == ("also mine", "mine")  # its own device last, which becomes the current one
-
-
-def test_thread_of_the_processor_has_nothing_to_continue(fake):
-    inherited = InheritedStreams([FIRST])
-    for here in (None, CPU, SECOND):
-        with inherited.active(here):
-            pass
-    assert fake.used == []
 
 
 def test_urgent_streams_of_cuda_have_a_higher_priority(monkeypatch):

@@ -7,21 +7,14 @@ import re
 import subprocess
 import sys
 import tarfile
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from panpipe.backends import streams
-from panpipe.backends.events import Events
-from panpipe.backends.streams import CudaStreams
 
 ROOT = Path(__file__).parents[2]
 LEASE = ROOT / "benchmarks" / "gpu" / "lease.sh"
-SLOW = ("versions", "memory", "predictions", "steps", "compiled_steps", "graphs", "compiled_graphs")
-PARTS = ("versions", "parity", "queues", "nccl", "offload", "memory", "predictions", "steps", "calls", "graphs",
-         "compiled_steps", "compiled_graphs")  # fmt: skip
+PARTS = ("versions", "parity", "offload", "memory", "predictions", "steps", "graphs")
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +35,11 @@ def lasts_s(call):
 
 
 def test_calls_fit_into_a_lease_and_run_every_part(gpu):
-    first, second, compiled = (lasts_s(call) for call in ("first", "second", "compiled"))
+    first, second = (lasts_s(call) for call in ("first", "second"))
     assert sum(first.values()) <= 300
     assert sum(second.values()) <= 410
     assert max([*first.values(), *second.values()]) <= 90
-    assert {*first, *second, *compiled} >= set(gpu.PARTS) == set(PARTS)
+    assert {*first, *second} >= set(gpu.PARTS) == set(PARTS)
 
 
 def lease(tmp_path, *arguments, interpreter="#!/bin/sh\necho $1 $2 $3\n[ $2 != parity ]\n"):
@@ -68,23 +61,25 @@ def test_part_that_fails_stops_no_other_and_all_output_is_packed(tmp_path):
     with tarfile.open(tmp_path / "out" / "first.tgz") as packed:
         texts = {Path(each.name).stem: packed.extractfile(each).read().decode() for each in packed if each.isfile()}
     assert set(texts) == set(lasts_s("first"))
-    assert texts["nccl"] == "benchmarks/gpu/run_part.py nccl --out\n"
+    assert texts["offload"] == "benchmarks/gpu/run_part.py offload --out\n"
     assert texts["order"].startswith("-m pytest")
 
 
 def test_part_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setenv("LIMIT", "1")
-    done = lease(tmp_path, "second", interpreter="#!/bin/sh\n[ $2 != calls ] || exec sleep 60\n")
-    assert re.search(r"## calls: status 124 after \d of 1 s", done.stdout)
+    done = lease(tmp_path, "second", interpreter="#!/bin/sh\n[ $2 != steps ] || exec sleep 60\n")
+    assert re.search(r"## steps: status 124 after \d of 1 s", done.stdout)
 
 
 def test_call_that_is_not_there_is_refused(tmp_path):
     done = lease(tmp_path, "third")
-    assert (done.returncode, done.stderr) == (2, "there is no call 'third': give first, second, compiled or tests\n")
+    assert (done.returncode, done.stderr) == (2, "there is no call 'third': give first, second or tests\n")
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PARTS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("parity", "offload"))) for name in PARTS]
+)
 def test_part_runs_on_the_cpu_at_toy_size(gpu, name):
     found = dict(gpu.PARTS[name](gpu.TOY))
     assert json.loads(json.dumps(found)) == found
@@ -100,33 +95,14 @@ def test_part_runs_on_the_cpu_at_toy_size(gpu, name):
     if name == "predictions":
         assert [found[f"width {width}"]["saved bytes"]["off_by_percent"] for width in gpu.TOY.widths] == [0] * 3
         assert found["analytic model"]["step of width 48"]["predicted"] > 0
-    if name.endswith("steps"):
-        assert list(found) == ["torch.compile" if name == "compiled_steps" else "eager", "1 stages", "2 stages"]
+    if name == "steps":
+        assert list(found) == ["eager", "1 stages", "2 stages"]
         assert all("losses_apart" in each for each in list(found.values())[1:])
-    if name.endswith("graphs"):
+    if name == "graphs":
         assert found["equal"] == {"bits": True, "apart": 0}
     if name == "versions":
         assert found["versions"]["torch"] == torch.__version__
         assert any("attention" in kernel for kernel in found["float32"]["attention"])
-
-
-class HostStreams(CudaStreams):
-    """CUDA's streams with events of a host, which have always ended."""
-
-    def __init__(self):
-        super().__init__()
-        self._events = Events(lambda timed: SimpleNamespace(record=lambda stream: None, query=lambda: True))
-
-    def new(self, device, urgent):
-        return SimpleNamespace(device=device)
-
-    def using(self, *given):
-        return nullcontext()
-
-
-def test_queues_ask_whether_events_have_ended(gpu, monkeypatch):
-    monkeypatch.setitem(streams._KINDS, "cpu", HostStreams())
-    assert dict(gpu.PARTS["queues"](gpu.TOY)) == {"streams": {"count": 32, "waiting": 0}}
 
 
 def test_cuda_is_initialized_before_what_the_last_measurement_held_is_freed(gpu, monkeypatch):
@@ -143,16 +119,16 @@ def test_results_are_written_as_they_are_found(gpu, tmp_path, monkeypatch, capsy
         yield "first", {"found": 1}
         raise RuntimeError("the GPU is gone")
 
-    monkeypatch.setitem(gpu.PARTS, "calls", stopped)
-    monkeypatch.setattr(sys, "argv", ["run_part.py", "calls", "--toy", "--out", str(tmp_path)])
+    monkeypatch.setitem(gpu.PARTS, "steps", stopped)
+    monkeypatch.setattr(sys, "argv", ["run_part.py", "steps", "--toy", "--out", str(tmp_path)])
     with pytest.raises(RuntimeError, match="the GPU is gone"):
         gpu.main()
-    assert json.loads((tmp_path / "calls.json").read_text(encoding="utf-8")) == {"first": {"found": 1}}
+    assert json.loads((tmp_path / "steps.json").read_text(encoding="utf-8")) == {"first": {"found": 1}}
     assert capsys.readouterr().out == '{"first": {"found": 1}}\n'
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_parts_need_a_gpu_or_toy_size(gpu, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["run_part.py", "calls"])
+    monkeypatch.setattr(sys, "argv", ["run_part.py", "steps"])
     assert gpu.main() == 2
     assert "PyTorch finds no GPU here" in capsys.readouterr().err

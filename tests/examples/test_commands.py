@@ -1,6 +1,6 @@
 """Every command of a page or an example that starts a script: with ``python`` here, with ``torchrun`` on its ranks.
 
-Ranks are forks, which import once for all of them. Those of frameworks are slow, as others that torchrun starts.
+Ranks are forks, which import once for all of them.
 """
 
 import re
@@ -20,7 +20,8 @@ ELSEWHERE = {"examples/elastic.py": "test_elastic.py", "examples/train_gpt2.py":
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
 
 
-FRAMEWORKS = {"accelerate_loop.py", "lightning_module.py", "lora.py", "trainer.py"}
+QUICK = {"accelerate_loop.py", "lightning_module.py", "lora.py", "own_backend.py", "own_loop.py"}
+"""What runs in ``make test`` in one process; and ``resume.py`` on two ranks."""
 
 
 def commands() -> list[tuple[str, str, str]]:
@@ -32,8 +33,10 @@ def commands() -> list[tuple[str, str, str]]:
     return list(found)
 
 
-def marks(launcher: str, script: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] if launcher != "python" and Path(script).name in FRAMEWORKS else []
+def marks(launcher: str, script: str, options: str) -> list[pytest.MarkDecorator]:
+    name = Path(script).name
+    quick = name in QUICK if launcher == "python" else name == "resume.py" and not options.strip()
+    return [] if quick else [pytest.mark.slow]
 
 
 def test_every_example_has_a_command_and_every_file_of_another_test_exists():
@@ -45,7 +48,7 @@ def test_every_example_has_a_command_and_every_file_of_another_test_exists():
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("launcher", "script", "options"),
-    [pytest.param(*each, id=" ".join(each), marks=marks(*each[:2])) for each in commands()],
+    [pytest.param(*each, id=" ".join(each), marks=marks(*each)) for each in commands()],
 )
 def test_documented_command_runs(launcher, script, options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

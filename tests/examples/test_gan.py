@@ -19,7 +19,7 @@ def test_two_pipelines_train_two_networks_in_turns():
     nets = {"generator": gan.perceptron(gan.NOISE, 16, 2), "critic": gan.perceptron(2, 16, 1)}
     model = torch.nn.ModuleDict(nets)
     alone = copy.deepcopy(model)
-    given = {"microbatches": 4, "progress": False}
+    given = {"microbatches": 4, "progress": False, "schedule": "1f1b"}
     batches = [gan.batch_of(16) for _ in range(4)]
     losses = {"critic": gan.critic_loss, "generator": gan.generator_loss}
     pipes = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.integrations.lightning_steps import INDEX, TRAINER, detached, loss_of, prediction
+from panpipe.integrations.lightning_steps import INDEX, TRAINER, detached, loss_of
 from torch import nn
 
 
@@ -29,25 +29,6 @@ def run(own_step, batch=None, shared=False):
     return module, logged, result
 
 
-def test_logged_values_are_metrics_with_their_options():
-    def step(module, batch, index):
-        module.log("accuracy", torch.tensor([0.5, 1.0]), prog_bar=True)
-        module.log_dict({"rows": 3, "rate": 0.25})
-        return {"loss": batch.sum()}
-
-    module, logged, (loss, metrics) = run(step)
-    assert loss.item() == 2
-    assert {name: value.item() for name, value in metrics.items()} == {"accuracy": 0.75, "rows": 3, "rate": 0.25}
-    assert logged == {"accuracy": {"prog_bar": True}, "rows": {}, "rate": {}}
-    assert module.__dict__["_trainer"] == "the trainer"
-    assert "log" not in module.__dict__
-
-
-def test_shares_of_rows_are_the_weight():
-    batch = torch.ones(2), torch.tensor([0.25, 0.5])
-    assert [each.item() for each in run(lambda module, b, index: b.sum(), batch, shared=True)[2][:2]] == [2, 0.75]
-
-
 def test_first_logged_value_is_the_loss_of_a_step_without_one():
     def step(module, batch, index):
         module.log("val_loss", batch.sum())
@@ -68,7 +49,3 @@ def test_number_of_a_batch_cannot_be_read(use):
         use(INDEX)
     with pytest.raises(RequestError, match=r"self.trainer is read within a step"):
         _ = TRAINER.global_step
-
-
-def test_prediction_has_no_number():
-    assert prediction(Module(None), 2) == 3

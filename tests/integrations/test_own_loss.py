@@ -94,11 +94,6 @@ def test_count_is_found_by_rows_that_ignore_their_first_or_last_labels():
     assert step(model.eval(), INPUTS)[1] == 20
 
 
-def test_loss_that_divides_by_the_items_gets_trainers_own_count():
-    model, step = step_of(of_items, shifts=True)
-    assert step(model.eval(), INPUTS)[1] == 16
-
-
 def test_loss_that_is_no_mean_is_refused():
     with pytest.raises(RequestError, match="the loss of a batch is not the mean of those of its parts by rows or by"):
         step_of(squared)
@@ -109,20 +104,3 @@ def test_mean_of_each_batch_is_refused_with_accumulation():
                                            " of the 2 batches"):  # fmt: skip
         step_of(of_labels, accumulation=2)
     step_of(of_items, accumulation=2)
-
-
-def test_trial_changes_neither_the_model_nor_random_numbers():
-    found = trainer(of_rows)
-    found.model.train()
-    found.model.dropout.eval()
-    before = torch.random.get_rng_state()
-    step_of_trainer(found, BatchCount(True, False), None, INPUTS)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert (found.model.training, found.model.layer.training, found.model.dropout.training) == (True, True, False)
-    assert found.model.layer.weight.grad is None
-
-
-def test_trainers_own_loss_is_not_tried():
-    found = object.__new__(Trainer)
-    vars(found).update(model=Model(), compute_loss_func=None, model_accepts_loss_kwargs=True, label_smoother=None)
-    assert callable(step_of_trainer(found, BatchCount(True, False), None, {}))

@@ -46,11 +46,6 @@ def test_batch_with_fewer_rows_than_replicas_is_refused_and_evaluated_by_each(mo
     assert rows.evaluated(one) is one
 
 
-def test_one_replica_trains_on_the_whole_batch(monkeypatch):
-    whole = batch_of(4)
-    assert rows_of(monkeypatch, 3, "pp=4", whole).trained(whole) is whole
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ["transformers,resumed", "peft", "accelerate", "lightning"])
 def test_framework_over_replicas_equals_one_process(tmp_path, names):

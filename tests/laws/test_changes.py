@@ -2,9 +2,7 @@
 
 import dataclasses
 import enum
-import functools
 import types
-from collections import deque
 
 import attrs
 import numpy
@@ -127,14 +125,6 @@ def attribute_of_the_model_in_the_step():
 
 
 @right
-def attribute_by_a_name_that_is_made():
-    model = chain()
-    model.weight_0, model.weight_1 = 1.0, 2.0
-    step = lambda m, b: fit(m, b) * sum(getattr(m, f"weight_{i}") for i in range(2))  # noqa: E731
-    return Program(model, step, lambda n: setattr(model, "weight_1", float(n // 2)))
-
-
-@right
 def attribute_that_is_added_later():
     model = chain()
     return Program(
@@ -212,13 +202,6 @@ def global_table():
 
 
 @right
-def global_namespace():
-    return Program(
-        chain(), lambda m, b: fit(m, b) * CONFIG.nested.depth, lambda n: setattr(CONFIG.nested, "depth", 1 + n // 2)
-    )
-
-
-@right
 def global_object_that_is_replaced():
     def between(n):
         globals()["CONFIG"] = types.SimpleNamespace(beta=1.0 + n // 3, nested=types.SimpleNamespace(depth=1))
@@ -261,18 +244,6 @@ def closure_list():
 
 
 @right
-def closure_list_that_grows():
-    betas = [1.0]
-    return Program(chain(), lambda m, b: fit(m, b) * sum(betas), lambda n: betas.append(1.0) if n == 2 else None)
-
-
-@right
-def closure_queue_of_the_last_values():
-    betas = deque([1.0, 2.0], maxlen=2)
-    return Program(chain(), lambda m, b: fit(m, b) * max(betas), lambda n: betas.append(float(n // 2)))
-
-
-@right
 def closure_set():
     on = {"l2"}
     step = lambda m, b: fit(m, b) + (m[0].weight.square().sum() if "l2" in on else 0.0)  # noqa: E731
@@ -282,26 +253,6 @@ def closure_set():
 @right
 def dataclass():
     @dataclasses.dataclass
-    class Config:
-        beta: float = 1.0
-
-    config = Config()
-    return Program(chain(), lambda m, b: fit(m, b) * config.beta, lambda n: setattr(config, "beta", 1.0 + n // 2))
-
-
-@right
-def dataclass_with_slots():
-    @dataclasses.dataclass(slots=True)
-    class Config:
-        beta: float = 1.0
-
-    config = Config()
-    return Program(chain(), lambda m, b: fit(m, b) * config.beta, lambda n: setattr(config, "beta", 1.0 + n // 2))
-
-
-@right
-def attrs_class():
-    @attrs.define
     class Config:
         beta: float = 1.0
 
@@ -340,29 +291,6 @@ def method_of_an_object():
 
 
 @right
-def what_a_function_returns_has_the_number():
-    config = types.SimpleNamespace(beta=1.0)
-
-    def get():
-        return config
-
-    return Program(chain(), lambda m, b: fit(m, b) * get().beta, lambda n: setattr(config, "beta", 1.0 + n // 2))
-
-
-@right
-def bound_method():
-    class Trainer:
-        def __init__(self):
-            self.beta = 1.0
-
-        def step(self, m, b):
-            return fit(m, b) * self.beta
-
-    trainer = Trainer()
-    return Program(chain(), trainer.step, lambda n: setattr(trainer, "beta", 1.0 + n // 2))
-
-
-@right
 def callable_object():
     class Step:
         beta = 1.0
@@ -372,19 +300,6 @@ def callable_object():
 
     step = Step()
     return Program(chain(), step, lambda n: setattr(step, "beta", 1.0 + n // 2))
-
-
-@right
-def partial_of_a_dict():
-    weights = {"kl": 1.0}
-    step = functools.partial(lambda m, b, weights: fit(m, b) * weights["kl"], weights=weights)
-    return Program(chain(), step, lambda n: weights.update(kl=1.0 + n // 2))
-
-
-@right
-def keywords_of_a_partial():
-    step = functools.partial(lambda m, b, beta: fit(m, b) * beta, beta=1.0)
-    return Program(chain(), step, lambda n: step.keywords.update(beta=1.0 + n // 2))
 
 
 @right
@@ -412,14 +327,6 @@ def attribute_of_the_step():
 
     step.beta = 1.0
     return Program(chain(), step, lambda n: setattr(step, "beta", 1.0 + n // 2))
-
-
-@right
-def numpy_scalar():
-    config = types.SimpleNamespace(beta=numpy.float64(1.0))
-    return Program(
-        chain(), lambda m, b: fit(m, b) * config.beta, lambda n: setattr(config, "beta", numpy.float64(1.0 + n // 2))
-    )
 
 
 @right
@@ -516,12 +423,6 @@ def function_that_is_replaced():
 
 
 @right
-def forward_of_one_module_that_is_replaced():
-    model = chain()
-    return Program(model, fit, lambda n: setattr(model[1], "forward", torch.sin) if n == 2 else None)
-
-
-@right
 def module_without_parameters_that_is_replaced():
     model = chain(nn.ReLU())
     return Program(model, fit, lambda n: setattr(model, "1", nn.GELU()) if n == 2 else None)
@@ -558,13 +459,6 @@ def layer_that_is_frozen():
 def layer_that_is_frozen_and_unfrozen():
     model = chain()
     return Program(model, fit, lambda n: set_trained(model[0], n % 2 == 0))
-
-
-@right
-def layer_that_is_frozen_at_first():
-    model = chain()
-    set_trained(model[0], False)
-    return Program(model, fit, lambda n: set_trained(model[0], n > 2))
 
 
 @right
@@ -784,16 +678,6 @@ def tied_weight_that_is_written_in_place():
     def between(n):
         with torch.no_grad():
             model.first.weight.mul_(0.9)
-
-    return Program(model, fit, between)
-
-
-@right
-def tied_weight_that_gets_other_data():
-    model = Tied()
-
-    def between(n):
-        model.first.weight.data = model.first.weight.data * 0.9
 
     return Program(model, fit, between)
 
@@ -1126,16 +1010,12 @@ def losses_that_the_step_keeps():
 
 
 SLOW = {
-    "class_attribute_that_an_instance_hides_later", "global_table", "global_namespace", "closure_list",
-    "closure_list_that_grows", "closure_set", "dataclass_with_slots", "attrs_class", "callable_object",
-    "partial_of_a_dict", "list_as_a_default_argument", "attribute_of_the_step", "numpy_scalar", "numpy_array",
-    "option_of_a_norm", "last_rate_of_a_scheduler", "forward_of_one_module_that_is_replaced", "layer_that_is_frozen",
-    "tied_weight_that_gets_other_data", "initialised_flag_in_a_buffer", "what_a_function_returns_has_the_number",
-    "attribute_by_a_name_that_is_made", "class_attribute", "closure_of_a_function_that_the_step_calls",
-    "closure_queue_of_the_last_values", "bound_method", "method_of_an_object", "keywords_of_a_partial",
-    "default_argument", "enumeration", "dataclass", "global_object_that_is_replaced",
-    "buffer_that_counts_before_another_is_written", "plain_tensor_that_the_forward_writes",
-    "layer_that_is_frozen_at_first",
+    "class_attribute_that_an_instance_hides_later", "global_table", "closure_list", "closure_set", "callable_object",
+    "list_as_a_default_argument", "attribute_of_the_step", "numpy_array", "option_of_a_norm",
+    "last_rate_of_a_scheduler", "layer_that_is_frozen", "initialised_flag_in_a_buffer", "class_attribute",
+    "closure_of_a_function_that_the_step_calls", "method_of_an_object", "default_argument", "enumeration", "dataclass",
+    "global_object_that_is_replaced", "buffer_that_counts_before_another_is_written",
+    "plain_tensor_that_the_forward_writes",
 }  # fmt: skip
 """Variations of others, left out of the fast suite."""
 

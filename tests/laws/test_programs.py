@@ -3,9 +3,7 @@
 import copy
 import dataclasses
 import functools
-import math
-from collections import OrderedDict, deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, rnn
-from torch.utils.checkpoint import checkpoint
 
 from ..support.registry import Registry
 from .programs import Program, difference, names_a_line, refusal
@@ -67,32 +64,7 @@ def fit(m, b):
     return F.mse_loss(m(b["x"]), b["y"])
 
 
-def classify(m, b):
-    return F.cross_entropy(m(b["x"]), b["y"])
-
-
 # Losses
-
-
-@right
-def label_smoothing_and_class_weights():
-    model = chain(ends=(W, 3))
-    model.register_buffer("weights", torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64))
-
-    def step(m, b):
-        losses = F.cross_entropy(m(b["x"]), b["y"], reduction="none", label_smoothing=0.1)
-        return (losses * m.weights[b["y"]]).mean()
-
-    return Program(model, step, classes)
-
-
-@right
-def focal_loss():
-    def step(m, b):
-        ce = F.cross_entropy(m(b["x"]), b["y"], reduction="none")
-        return ((1 - torch.exp(-ce)) ** 2 * ce).mean()
-
-    return Program(chain(ends=(W, 3)), step, classes)
 
 
 @right
@@ -119,27 +91,6 @@ def losses_weighted_by_learned_variances():
 
 
 @right
-def list_of_losses_of_every_layer():
-    class Deep(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(W, W) for _ in range(3))
-
-        def forward(self, x):
-            found = []
-            for layer in self.layers:
-                x = torch.tanh(layer(x))
-                found.append(x)
-            return found
-
-    def step(m, b):
-        losses = [F.mse_loss(h, b["y"]) * w for h, w in zip(m(b["x"]), (0.1, 0.2, 1.0), strict=True)]
-        return torch.stack(losses).sum()
-
-    return Program(seeded(Deep), step, vectors)
-
-
-@right
 def distillation_with_temperature_and_a_frozen_teacher():
     class Both(nn.Module):
         def __init__(self):
@@ -158,19 +109,6 @@ def distillation_with_temperature_and_a_frozen_teacher():
         return 0.5 * soft + 0.5 * F.cross_entropy(mine, b["y"])
 
     return Program(seeded(Both), step, classes)
-
-
-@right
-def teacher_outside_of_the_model_in_a_closure():
-    torch.manual_seed(3)
-    teacher = f64(nn.Linear(W, W)).eval().requires_grad_(False)
-
-    def step(m, b):
-        with torch.no_grad():
-            wanted = teacher(b["x"])
-        return F.mse_loss(m(b["x"]), wanted)
-
-    return Program(chain(), step, vectors)
 
 
 class Averaged(nn.Module):
@@ -245,18 +183,6 @@ class Queue(nn.Module):
 
 
 @right
-def contrast_with_a_queue_by_a_pointer_of_tensors():
-    class ByTensor(Queue):
-        @torch.no_grad()
-        def enqueue(self, k):
-            places = (self.ptr + torch.arange(len(k))) % 8
-            self.queue.index_copy_(0, places, k)
-            self.ptr.copy_((self.ptr + len(k)) % 8)
-
-    return Program(seeded(ByTensor), lambda m, b: m(b["x"], b["y"]), vectors, sizes=(4, 4, 4, 4))
-
-
-@right
 def contrast_with_a_queue_by_rolling():
     class Rolled(Queue):
         @torch.no_grad()
@@ -292,59 +218,6 @@ def policy_gradient_with_log_probs_and_entropy():
     return Program(chain(ends=(W, 3)), step, batch)
 
 
-@right
-def actor_and_critic_with_clipped_ratios():
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.trunk, self.actor, self.critic = nn.Linear(W, W), nn.Linear(W, 2), nn.Linear(W, 1)
-            self.log_std = nn.Parameter(torch.zeros(2))
-
-        def forward(self, s):
-            h = torch.tanh(self.trunk(s))
-            return torch.distributions.Normal(self.actor(h), self.log_std.exp()), self.critic(h).squeeze(-1)
-
-    def batch(rows, g):
-        draw = functools.partial(torch.randn, dtype=torch.float64, generator=g)
-        return {"s": draw(rows, W), "a": draw(rows, 2), "old": draw(rows), "adv": draw(rows), "ret": draw(rows)}
-
-    def step(m, b):
-        dist, value = m(b["s"])
-        ratio = (dist.log_prob(b["a"]).sum(-1) - b["old"]).exp()
-        gain = torch.min(ratio * b["adv"], ratio.clamp(0.8, 1.2) * b["adv"]).mean()
-        return -gain + 0.5 * F.mse_loss(value, b["ret"]) - 0.01 * dist.entropy().sum(-1).mean()
-
-    return Program(seeded(Both), step, batch)
-
-
-@right
-def q_learning_with_a_target_network_that_is_copied_between_steps():
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.online, self.target = nn.Linear(W, 3), nn.Linear(W, 3)
-            self.target.requires_grad_(False)
-
-    def batch(rows, g):
-        draw = functools.partial(torch.randn, dtype=torch.float64, generator=g)
-        return {"s": draw(rows, W), "n": draw(rows, W), "a": torch.randint(0, 3, (rows, 1), generator=g),
-                "r": draw(rows), "done": torch.rand(rows, generator=g) < 0.3}  # fmt: skip
-
-    def step(m, b):
-        q = m.online(b["s"]).gather(1, b["a"]).squeeze(1)
-        with torch.no_grad():
-            wanted = b["r"] + 0.9 * m.target(b["n"]).max(1).values * (~b["done"])
-        return F.smooth_l1_loss(q, wanted)
-
-    model = seeded(Both)
-
-    def between(n):
-        if n % 2 == 0:
-            model.target.load_state_dict(model.online.state_dict())
-
-    return Program(model, step, batch, between)
-
-
 # Sequences
 
 
@@ -378,25 +251,6 @@ def teacher_forcing_by_a_ratio_of_tensors():
 
 
 @right
-def teacher_forcing_ratio_that_is_annealed_between_steps():
-    class Forced(Seq2Seq):
-        def forward(self, x, y):
-            _, h = self.encoder(self.embed(x))
-            h, token, logits = h[0], y[:, 0], []
-            for t in range(1, y.shape[1]):
-                h = self.cell(self.embed(token), h)
-                logits.append(self.head(h))
-                token = y[:, t] if t < self.ratio * y.shape[1] else logits[-1].argmax(-1)
-            return torch.stack(logits, 1)
-
-    def step(m, b):
-        return F.cross_entropy(m(b["x"], b["y"]).flatten(0, 1), b["y"][:, 1:].flatten())
-
-    model = seeded(Forced)
-    return Program(model, step, tokens, lambda n: setattr(model, "ratio", 1.0 - 0.3 * (n // 2)))
-
-
-@right
 def packed_sequences():
     class Packed(nn.Module):
         def __init__(self):
@@ -417,88 +271,6 @@ def packed_sequences():
 
 
 @right
-def masked_mean_over_padding_with_its_weight():
-    def batch(rows, g):
-        lengths = torch.randint(1, T + 1, (rows,), generator=g)
-        return {**sequences(rows, g), "mask": torch.arange(T)[None] < lengths[:, None]}
-
-    def step(m, b):
-        losses = (m(b["x"]) - b["y"]).square().mean(-1)
-        count = b["mask"].sum()
-        return (losses * b["mask"]).sum() / count, count
-
-    return Program(chain(), step, batch)
-
-
-@right
-def attention_with_a_padding_mask_and_a_causal_mask():
-    class Attending(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.qkv, self.out = nn.Embedding(V, W), nn.Linear(W, 3 * W), nn.Linear(W, V)
-
-        def forward(self, x, mask):
-            q, k, v = self.qkv(self.embed(x)).view(len(x), x.shape[1], 3, 2, W // 2).permute(2, 0, 3, 1, 4)
-            allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() & mask[:, None, None, :]
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
-            return self.out(y.transpose(1, 2).flatten(2))
-
-    def batch(rows, g):
-        lengths = torch.randint(2, T + 1, (rows,), generator=g)
-        return {**tokens(rows, g), "mask": torch.arange(T)[None] < lengths[:, None]}
-
-    def step(m, b):
-        target = b["y"].masked_fill(~b["mask"], -100)
-        return F.cross_entropy(m(b["x"], b["mask"]).flatten(0, 1), target.flatten(), reduction="sum") / 20
-
-    return Program(seeded(Attending), step, batch)
-
-
-@right
-def transformer_of_torch_with_a_generated_mask():
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(V, W)
-            layer = nn.TransformerEncoderLayer(W, 2, 8, dropout=0.1, batch_first=True, norm_first=True)
-            self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(W, V)
-
-        def forward(self, x):
-            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
-            return self.head(self.layers(self.embed(x), mask=mask, is_causal=True))
-
-    def step(m, b):
-        return F.cross_entropy(m(b["x"]).flatten(0, 1), b["y"].flatten())
-
-    return Program(seeded(Encoder), step, tokens)
-
-
-@right
-def sequences_of_other_lengths_in_each_batch():
-    lengths = iter((5, 5, 3, 5, 4) * 2)
-
-    def batch(rows, g):
-        return {k: v[:, : batch.length] for k, v in tokens(rows, g).items()}
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.head = nn.Embedding(V, W), nn.Linear(W, V)
-
-        def forward(self, x):
-            return self.head(torch.cumsum(self.embed(x), 1) / (torch.arange(x.shape[1]) + 1)[:, None])
-
-    def ragged(rows, g):
-        batch.length = next(lengths)
-        return batch(rows, g)
-
-    def step(m, b):
-        return F.cross_entropy(m(b["x"]).flatten(0, 1), b["y"].flatten())
-
-    return Program(seeded(Model), step, ragged)
-
-
-@right
 def list_of_samples_that_the_step_pads():
     def batch(rows, g):
         return [torch.randn(2 + i % 2, W, dtype=torch.float64, generator=g) for i in range(rows)]
@@ -510,61 +282,12 @@ def list_of_samples_that_the_step_pads():
     return Program(chain(), step, batch, sizes=(4, 4, 4))
 
 
-@right
-def weight_tying_with_weight_norm():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(V, W)
-            self.body = parametrizations.weight_norm(nn.Linear(W, W))
-            self.head = nn.Linear(W, V, bias=False)
-            self.head.weight = self.embed.weight
-
-        def forward(self, x):
-            return self.head(torch.tanh(self.body(self.embed(x))))
-
-    def step(m, b):
-        return F.cross_entropy(m(b["x"]).flatten(0, 1), b["y"].flatten())
-
-    return Program(seeded(Model), step, tokens)
-
-
 # Modules
-
-
-class LoRA(nn.Module):
-    def __init__(self, base):
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.a = nn.Parameter(torch.randn(2, base.in_features) * 0.1)
-        self.b = nn.Parameter(torch.zeros(base.out_features, 2))
-        self.merged = False
-
-    def forward(self, x):
-        y = self.base(x)
-        return y if self.merged else y + x @ self.a.T @ self.b.T * 0.5
-
-
-@right
-def lora_by_hand():
-    model = chain()
-    model[0], model[2] = f64(LoRA(model[0])), f64(LoRA(model[2]))
-    return Program(model, fit, vectors)
 
 
 @right
 def spectral_norm():
     return Program(chain(parametrizations.spectral_norm(nn.Linear(W, W)), nn.Tanh()), fit, vectors)
-
-
-@right
-def spectral_norm_of_old():
-    return Program(chain(nn.utils.spectral_norm(nn.Linear(W, W)), nn.Tanh()), fit, vectors)
-
-
-@right
-def weight_norm_of_old():
-    return Program(chain(nn.utils.weight_norm(nn.Linear(W, W)), nn.Tanh()), fit, vectors)
 
 
 @right
@@ -661,27 +384,6 @@ def gradient_reversal():
 
 
 @right
-def nested_modules_in_dicts_and_lists():
-    class Nested(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.towers = nn.ModuleDict({k: nn.ModuleList([nn.Linear(W, W), nn.Linear(W, W)]) for k in "ab"})
-            self.scales = nn.ParameterDict({k: nn.Parameter(torch.ones(())) for k in "ab"})
-            self.extra = nn.ParameterList([nn.Parameter(torch.zeros(W)) for _ in range(2)])
-
-        def forward(self, x):
-            found = []
-            for name, layers in self.towers.items():
-                h = x
-                for layer, bias in zip(layers, self.extra, strict=True):
-                    h = torch.tanh(layer(h) + bias)
-                found.append(h * self.scales[name])
-            return sum(found)
-
-    return Program(seeded(Nested), fit, vectors)
-
-
-@right
 def shared_module_called_twice():
     class Twice(nn.Module):
         def __init__(self):
@@ -759,12 +461,6 @@ def gradient_penalty_on_inputs():
 
 
 @right
-def deepcopy_of_a_part_as_the_model_is_built():
-    layer = nn.Linear(W, W)
-    return Program(seeded(lambda: nn.Sequential(*(copy.deepcopy(layer) for _ in range(3)))), fit, vectors)
-
-
-@right
 def buffer_of_class_buffer():
     class Counted(nn.Module):
         def __init__(self):
@@ -794,13 +490,6 @@ def counters_in_buffers_that_anneal():
 
 
 @right
-def batch_norm_with_momentum_none_and_frozen_statistics():
-    model = chain(nn.BatchNorm1d(W, momentum=None), nn.Tanh(), nn.BatchNorm1d(W), nn.Tanh())
-    model[3].eval()
-    return Program(model, fit, vectors, sizes=(4, 4, 4))
-
-
-@right
 def vector_quantisation_with_averaged_codes():
     class Codes(nn.Module):
         def __init__(self):
@@ -818,34 +507,6 @@ def vector_quantisation_with_averaged_codes():
             return x + (q - x).detach()
 
     return Program(chain(Codes(), nn.Tanh()), fit, vectors)
-
-
-@right
-def in_place_activations_and_residuals():
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(W, W), nn.Linear(W, W)
-
-        def forward(self, x):
-            h = self.a(x)
-            h += 0.1
-            y = self.b(F.relu_(h))
-            y.mul_(0.5).add_(x)
-            return y
-
-    return Program(seeded(lambda: nn.Sequential(Block(), Block())), fit, vectors)
-
-
-@right
-def where_and_clamp_control_flow():
-    def step(m, b):
-        out = m(b["x"])
-        out = torch.where(out > 0, out, 0.2 * out).clamp(max=1.0)
-        small = (out - b["y"]).abs() < 0.5
-        return torch.where(small, (out - b["y"]).square(), (out - b["y"]).abs()).mean()
-
-    return Program(chain(), step, vectors)
 
 
 @right
@@ -877,55 +538,6 @@ def complex_rotary_positions():
 
 
 @right
-def checkpointed_blocks():
-    class Checkpointed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(W, W), nn.Dropout(0.2), nn.Tanh()) for _ in range(3))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = checkpoint(layer, x, use_reentrant=False)
-            return x
-
-    return Program(seeded(Checkpointed), fit, vectors)
-
-
-@right
-def stochastic_depth():
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(W, W)
-
-        def forward(self, x):
-            keep = torch.empty(len(x), 1, dtype=x.dtype).bernoulli_(0.8)
-            return x + torch.tanh(self.layer(x)) * keep / 0.8
-
-    return Program(seeded(lambda: nn.Sequential(Block(), Block(), Block())), fit, vectors)
-
-
-@right
-def variational_autoencoder():
-    class VAE(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder, self.decoder = nn.Linear(W, 2 * W), nn.Linear(W, W)
-
-        def forward(self, x):
-            mean, log_var = self.encoder(x).chunk(2, -1)
-            z = mean + torch.randn_like(mean) * (0.5 * log_var).exp()
-            return self.decoder(z), mean, log_var
-
-    def step(m, b):
-        out, mean, log_var = m(b["x"])
-        kl = -0.5 * (1 + log_var - mean.square() - log_var.exp()).sum(-1).mean()
-        return {"loss": F.mse_loss(out, b["x"]) + 0.1 * kl, "kl": kl}
-
-    return Program(seeded(VAE), step, vectors)
-
-
-@right
 def weight_scaled_by_a_constant_of_the_microbatch_size():
     """The constants of both shapes of microbatch have the same name."""
 
@@ -937,17 +549,6 @@ def weight_scaled_by_a_constant_of_the_microbatch_size():
 
 
 # Inside the step
-
-
-@right
-def mix_up_inside_the_step_with_each_samples_neighbour():
-    def step(m, b):
-        lam = torch.rand(len(b["x"]), 1, dtype=torch.float64)
-        x = lam * b["x"] + (1 - lam) * b["x"].flip(0)
-        y = lam * b["y"] + (1 - lam) * b["y"].flip(0)
-        return F.mse_loss(m(x), y)
-
-    return Program(chain(), step, vectors, dims=0)
 
 
 @right
@@ -997,32 +598,6 @@ def mix_up_by_pythons_random_numbers():
 
 
 @right
-def curriculum_by_the_number_of_the_step():
-    model = chain()
-    model.stage = 0
-
-    def step(m, b):
-        out = m(b["x"])
-        loss = F.mse_loss(out, b["y"])
-        if m.stage >= 1:
-            loss = loss + 0.1 * out.abs().mean()
-        if m.stage >= 2:
-            loss = loss + 0.1 * sum(p.square().sum() for p in m.parameters())
-        return loss
-
-    return Program(model, step, vectors, lambda n: setattr(model, "stage", n // 2))
-
-
-@right
-def autocast_inside_the_step():
-    def step(m, b):
-        with torch.autocast("cpu", torch.bfloat16, enabled=False):
-            return fit(m, b)
-
-    return Program(chain(), step, vectors)
-
-
-@right
 def autocast_in_bfloat16_inside_the_step():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(W, W), nn.Tanh(), nn.Linear(W, W))
@@ -1038,36 +613,6 @@ def autocast_in_bfloat16_inside_the_step():
     return Program(model, step, batch)
 
 
-@right
-def regularisation_of_weights_by_name():
-    def step(m, b):
-        decay = sum(p.square().sum() for n, p in m.named_parameters() if "bias" not in n)
-        return fit(m, b) + 1e-2 * decay
-
-    return Program(chain(), step, vectors)
-
-
-@right
-def orthogonality_penalty():
-    def step(m, b):
-        w = m[0].weight
-        return fit(m, b) + 0.1 * (w @ w.T - torch.eye(W, dtype=w.dtype)).square().sum()
-
-    return Program(chain(), step, vectors)
-
-
-@right
-def last_batch_loss_is_only_logged():
-    log = {"losses": deque(maxlen=3), "best": math.inf}
-
-    def step(m, b):
-        loss = fit(m, b)
-        log["losses"].append(loss.item())
-        return loss
-
-    return Program(chain(), step, vectors)
-
-
 @refused
 def loss_that_is_skipped_if_it_is_a_spike():
     state = {"mean": None}
@@ -1079,15 +624,6 @@ def loss_that_is_skipped_if_it_is_a_spike():
         return loss if value < 3 * state["mean"] else loss * 0
 
     return Program(chain(), step, vectors)
-
-
-@right
-def hard_examples_by_top_k():
-    def step(m, b):
-        losses = (m(b["x"]) - b["y"]).square().flatten()
-        return losses.topk(4).values.mean()
-
-    return Program(chain(), step, vectors, dims=0, sizes=(4, 4, 4))
 
 
 @right
@@ -1115,11 +651,6 @@ class Output:
     logits: Any = None
 
 
-class Pair(NamedTuple):
-    x: torch.Tensor
-    y: torch.Tensor
-
-
 @right
 def dataclass_batch_and_output():
     class Model(nn.Module):
@@ -1135,67 +666,6 @@ def dataclass_batch_and_output():
 
 
 @right
-def named_tuple_batch_that_is_spread():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(W, W), nn.Linear(W, W)
-
-        def forward(self, x, y, *, scale=1.0):
-            return F.mse_loss(self.b(torch.tanh(self.a(x))) * scale, y)
-
-    return Program(seeded(Model), lambda m, b: m(*b, scale=0.5), lambda rows, g: Pair(**vectors(rows, g)))
-
-
-@right
-def forward_of_keywords_alone():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(W, W), nn.Linear(W, W)
-
-        def forward(self, *, x, y=None, return_dict=True):
-            out = self.b(torch.tanh(self.a(x)))
-            return {"out": out, "loss": F.mse_loss(out, y)} if return_dict else (out,)
-
-    return Program(seeded(Model), lambda m, b: m(**b)["loss"], vectors)
-
-
-@right
-def many_inputs_that_are_spread():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(W, W) for _ in range(3))
-
-        def forward(self, *parts):
-            return sum(torch.tanh(layer(part)) for layer, part in zip(self.layers, parts, strict=True))
-
-    def batch(rows, g):
-        return tuple(torch.randn(rows, W, dtype=torch.float64, generator=g) for _ in range(4))
-
-    return Program(seeded(Model), lambda m, b: F.mse_loss(m(*b[:-1]), b[-1]), batch)
-
-
-@right
-def output_in_an_ordered_dict_of_lists():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.trunk, self.heads = nn.Linear(W, W), nn.ModuleList(nn.Linear(W, W) for _ in range(2))
-
-        def forward(self, x):
-            h = torch.tanh(self.trunk(x))
-            return OrderedDict(hidden=[h], heads=[head(h) for head in self.heads])
-
-    def step(m, b):
-        out = m(b["x"])
-        return sum(F.mse_loss(h, b["y"]) for h in out["heads"]) + 0.1 * out["hidden"][-1].square().mean()
-
-    return Program(seeded(Model), step, vectors)
-
-
-@right
 def one_hot_targets_that_are_sparse_indices():
     def batch(rows, g):
         return {"x": torch.randn(rows, W, dtype=torch.float64, generator=g),
@@ -1206,21 +676,6 @@ def one_hot_targets_that_are_sparse_indices():
         return F.binary_cross_entropy_with_logits(m(b["x"]), target)
 
     return Program(chain(ends=(W, 3)), step, batch)
-
-
-@right
-def images_of_channels_last():
-    def batch(rows, g):
-        x = torch.randn(rows, 2, 6, 6, dtype=torch.float64, generator=g)
-        return {"x": x.to(memory_format=torch.channels_last), "y": torch.randint(0, 3, (rows,), generator=g)}
-
-    model = seeded(
-        lambda: nn.Sequential(
-            nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(36, 3),
-        )
-    )  # fmt: skip
-    return Program(model.to(memory_format=torch.channels_last), classify, batch)
 
 
 # Schedules of training
@@ -1239,34 +694,6 @@ def layers_that_thaw_one_after_another():
 
 
 @right
-def several_optimizers_in_one():
-    class Both(torch.optim.Optimizer):
-        def __init__(self, named):
-            named = list(named)
-            parts = [[p for n, p in named if n.startswith(k)] for k in "02"]
-            self.parts = [o(p, lr=0.05) for o, p in zip((torch.optim.Adam, torch.optim.SGD), parts, strict=True) if p]
-            super().__init__([{"params": p} for p in parts if p], {})
-
-        def step(self, closure=None):
-            for part in self.parts:
-                part.step()
-
-    return Program(chain(), fit, vectors, optimizer=Both)
-
-
-@right
-def groups_with_other_rates_by_name():
-    def optimizer(named):
-        named = list(named)
-        return torch.optim.AdamW([
-            {"params": [p for n, p in named if n.endswith("weight")], "weight_decay": 0.1},
-            {"params": [p for n, p in named if n.endswith("bias")], "lr": 1e-3, "weight_decay": 0.0},
-        ], lr=1e-2)  # fmt: skip
-
-    return Program(chain(), fit, vectors, optimizer=optimizer)
-
-
-@right
 def state_that_is_swapped_between_steps():
     model = chain()
     first = copy.deepcopy(model.state_dict())
@@ -1279,24 +706,6 @@ def state_that_is_swapped_between_steps():
 
 
 @right
-def deepcopy_of_the_model_in_the_loop():
-    model, snapshots = chain(), []
-    return Program(model, fit, vectors, lambda n: snapshots.append(copy.deepcopy(model)))
-
-
-@right
-def weights_that_are_clipped_between_steps():
-    model = chain()
-
-    def between(n):
-        with torch.no_grad():
-            for p in model.parameters():
-                p.clamp_(-0.3, 0.3)
-
-    return Program(model, fit, vectors, between)
-
-
-@right
 def dropout_rate_and_mode_that_change():
     model = chain(nn.Dropout(0.1), nn.Tanh())
 
@@ -1304,15 +713,6 @@ def dropout_rate_and_mode_that_change():
         model[1].p = 0.1 * (n // 2)
 
     return Program(model, fit, vectors, between)
-
-
-@right
-def temperature_that_is_a_buffer_and_is_filled_between_steps():
-    model = chain()
-    model.register_buffer("temperature", torch.ones((), dtype=torch.float64))
-    return Program(
-        model, lambda m, b: fit(m, b) / m.temperature, vectors, lambda n: model.temperature.fill_(1.0 + 0.1 * n)
-    )
 
 
 # Tables that the first call sets up

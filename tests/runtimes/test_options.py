@@ -3,11 +3,8 @@
 import panpipe
 import pytest
 import torch
-from attrs import evolve
-from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.plan import plan_json
-from panpipe.runtimes.options import DeviceOptions, PipelineOptions, given_mesh, given_plan
+from panpipe.runtimes.options import PipelineOptions
 from panpipe.runtimes.settings import Auto, Memory, PlanningOptions
 from panpipe.runtimes.update.training import Training
 from torch import nn
@@ -24,38 +21,10 @@ def options(**given):
     return PipelineOptions(planning=planning, **groups)
 
 
-def test_plans_by_name_value_and_file(tmp_path):
-    assert given_plan("auto") == (None, Auto())
-    assert given_plan("1f1b") == (None, Auto(schedule="1f1b"))
-    assert given_plan(Auto(max_chunks=1)) == (None, Auto(max_chunks=1))
-    assert given_plan(PLAN)[0] is PLAN
-    (tmp_path / "plan.json").write_text(plan_json(PLAN))
-    assert given_plan(tmp_path / "plan.json")[0] == PLAN
-    with pytest.raises(RequestError, match=r"plan is 3: give 'auto', the name of a schedule, a panpipe.Auto"):
-        given_plan(3)
-    with pytest.raises(RequestError, match="no schedule '1f1bb': did you mean 1f1b"):
-        given_plan("1f1bb")
-
-
 @pytest.mark.parametrize(("name", "group"), [("memory", "20GB"), ("update", 3), ("run", {})])
 def test_group_of_another_type_is_refused(name, group):
     with pytest.raises(RequestError, match=f"{name} is .*: give a panpipe.{name.capitalize()}, as in"):
         panpipe.pipeline(nn.Linear(2, 2), lambda model, x: model(x).sum(), torch.ones(2, 2), **{name: group})
-
-
-def test_mesh_is_given_as_number_text_or_object():
-    assert given_mesh(None) is None
-    assert given_mesh(2) == given_mesh("pp=2")
-    assert given_mesh(Mesh(2, 2)) == Mesh(2, 2)
-    with pytest.raises(RequestError):
-        given_mesh("pp=x")
-
-
-def test_number_of_microbatches_is_given_or_that_of_the_plan():
-    assert options().microbatches == 8
-    assert options(microbatches=3).microbatches == 3
-    assert options(plan=PLAN).microbatches == 4
-    assert options(plan=PLAN, microbatches=4).plan is PLAN
 
 
 REFUSED = {
@@ -78,29 +47,6 @@ REFUSED = {
 def test_wrong_arguments_are_refused(given, reason):
     with pytest.raises(RequestError, match=reason):
         options(**given)
-
-
-def test_limit_of_memory_holds_for_a_given_plan():
-    assert options(plan=PLAN, limit="1GB").plan is PLAN
-    with pytest.raises(RequestError, match="the given plan has no prediction of its memory: plan again"):
-        options(plan=evolve(PLAN, prediction=None), limit="1GB")
-
-
-def test_simulated_pipelines_are_on_the_host():
-    found = options(backend="simulator")
-    assert found.simulated
-    assert not options().simulated
-    assert found.check(nn.Linear(2, 2)) == "cpu"
-
-
-def test_type_of_devices_is_given_or_that_of_the_model():
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert not DeviceOptions().given
-    assert (DeviceOptions().type_with(cpu), DeviceOptions().type_with(cuda)) == ("cpu", "cuda")
-    named = DeviceOptions(["cpu", "cpu"])
-    assert named.given
-    assert named.named == (cpu, cpu)
-    assert named.type_with(cuda) == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from panpipe.core.errors import RequestError
-from panpipe.runtimes.training.initial_weights import Difference, InitialWeights
 
 from ..support.failures import FAILURES
 from ..support.launch import alone, left_over, results, results_of, results_under_torchrun, torchrun
@@ -20,7 +18,7 @@ def two(tmp_path_factory):
     """What two ranks found in many jobs, one after another in the same processes."""
     jobs = (
         "parity", "lower", "ownership", "python", "shapes", "traced", "differing", "shuffled", "values", "holding",
-        "averaging", "beginning", "replanned", "idle", "rates",
+        "averaging", "beginning", "replanned", "idle",
     )  # fmt: skip
     return results_of(jobs, tmp_path_factory.mktemp("two"))
 
@@ -74,11 +72,6 @@ def test_rank_without_a_stage_takes_part_in_results_and_checkpoints(two):
 @pytest.mark.slow
 def test_rank_without_a_stage_next_to_two_with_stages(tmp_path):
     assert_idle(results("idle", tmp_path, 3))
-
-
-def test_rank_without_parameters_has_the_learning_rates_of_the_others(two):
-    for found in two["rates"]:
-        assert found == [[1e-3 * (number + 2) / 4] for number in range(3)]
 
 
 def test_ranks_update_as_one_process_does_in_bf16_clipped_and_over_two_batches(two):
@@ -199,17 +192,6 @@ def test_ranks_that_begin_with_other_weights_train_after_resume_alone(two):
     assert found["seed"].endswith(", or call resume() before the first step")
     assert {found[what] for what in ("step", "evaluate", "save", "checkpoint")} == {found["seed"]}
     assert found["loss"] == resumed["loss"]
-
-
-def test_initial_weights_refuse_a_buffer_that_no_checkpoint_has():
-    initial = InitialWeights(
-        {"0.weight": Difference("'0.weight' differs", True), "mask": Difference("'mask' differs", False)}
-    )
-    with pytest.raises(RequestError, match=r"'0.weight' differs, and so have 1 more.*weights=.$"):
-        initial.refuse_different()
-    initial.forget_overwritten()
-    with pytest.raises(RequestError, match=r"'mask' differs: .*weights=.$"):
-        initial.refuse_different()
 
 
 def test_ranks_that_change_what_the_step_reads_into_different_values_are_refused(two):

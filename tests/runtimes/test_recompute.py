@@ -4,7 +4,6 @@ import panpipe
 import pytest
 import torch
 from attrs import evolve
-from panpipe.core.actions import Kind
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.plan.plan import MemoryPolicy
@@ -116,17 +115,6 @@ def test_recompute_reads_old_buffers_and_writes_none(case):
         assert torch.equal(same_gradients[name], gradient), name
     for name, buffer in buffers.items():
         assert torch.equal(same_buffers[name], buffer), name
-
-
-def test_recompute_is_a_separate_action_in_the_trace():
-    case = CASES["batchnorm with a skip"]
-    plan = with_recompute(even_plan(captured(case, F32, 8, 4), 2, 4), [1])
-    pipe = panpipe.pipeline(
-        case.model(F32), case.step, case.batch(8, F32), plan=plan, memory=panpipe.Memory(recompute=[1])
-    )
-    _, trace = pipe.trace_step(case.batch(8, F32))
-    again = [str(event.action) for event in trace.events if event.action.kind is Kind.RECOMPUTE]
-    assert again == ["1RECOMPUTE0", "1RECOMPUTE1", "1RECOMPUTE2", "1RECOMPUTE3"]
 
 
 def test_automatic_plan_recomputes_the_given_stages():

@@ -4,14 +4,11 @@ No GPU is needed: operators run on the CPU, and recorded streams report what an 
 another order.
 """
 
-import threading
-
 import pytest
 import torch
 from panpipe.answers.profile_links import measure_links
 from panpipe.backends import streams
 from panpipe.core.actions import SEND_KINDS
-from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.profile.measured_cluster import measured_cluster
@@ -64,26 +61,6 @@ def test_caller_may_use_another_stream(monkeypatch):
     assert recorded.problems == []
 
 
-def test_recorded_streams_detect_threads_on_other_streams(monkeypatch):
-    recorded = RecordedStreams()
-    monkeypatch.setattr(streams.InheritedStreams, "active", lambda self, here: recorded.using(recorded._default))
-    train(recorded, monkeypatch, "1f1b", user=recorded.named(("user",), CPU))
-    assert any("'user'" in problem for problem in recorded.problems)
-
-
-def test_a_device_keeps_its_thread_until_its_team_is_closed():
-    team = ThreadTeam(3)
-    idents = [team.everywhere(lambda _: threading.get_ident()) for _ in range(3)]
-    assert len(set(idents[0])) == 3
-    assert idents[0] == idents[1] == idents[2]
-    before = [thread for thread in threading.enumerate() if thread.ident in idents[0]]
-    team.close()
-    for thread in before:
-        thread.join(10)
-    assert not any(thread.is_alive() for thread in before)
-    assert len(set(team.everywhere(lambda _: threading.get_ident()))) == 3, "threads are created again after close"
-
-
 @pytest.mark.parametrize(("case", "rows", "devices"), [
     pytest.param("token-weighted", 7, 2, marks=pytest.mark.slow), ("batchnorm with a skip", 8, 3),
 ])  # fmt: skip
@@ -98,20 +75,6 @@ def test_recorded_streams_detect_a_queue_that_does_not_wait(ignored, monkeypatch
     recorded = RecordedStreams(ignored)
     train(recorded, monkeypatch, "1f1b")
     assert any(f"('{ignored}'," in problem.split(" on ", 1)[1] for problem in recorded.problems)
-
-
-def test_trace_has_the_times_of_transfer_events(monkeypatch):
-    recorded = RecordedStreams()
-    monkeypatch.setitem(streams._KINDS, "cpu", recorded)
-    pipe = build(ThreadTeam(2), "tied gpt with dropout", torch.float64, 8, None, 4)
-    _, trace = pipe.trace_step(batch_on(CASES["tied gpt with dropout"], 8, torch.float64, "cpu"))
-    moved = [event for event in trace.events if event.action.peer is not None]
-    assert len(moved) == 4 * 4
-    assert all(event.end_s - event.start_s == pytest.approx(1e-6, rel=0.02) for event in moved)
-    assert trace.memory, "samples are moments of the device, which the host is ahead of"
-    compute = [event.end_s for event in trace.events if event.queue == COMPUTE_QUEUE]
-    assert all(0 <= sample.time_s <= trace.step_s for sample in trace.memory)
-    assert max(sample.time_s for sample in trace.memory) > max(compute) / 2
 
 
 def note_reads(recorded, monkeypatch):
@@ -231,6 +194,7 @@ def test_graphs_reuse_memory_after_the_transfers_that_read_it(plan, monkeypatch)
     assert recorded.problems == []
 
 
+@pytest.mark.slow
 def test_recorded_streams_detect_graphs_that_reuse_memory_of_a_message(monkeypatch):
     """In the capture, messages are freed when they are sent."""
     capture = StepGraphs._capture_one

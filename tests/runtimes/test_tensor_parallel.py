@@ -29,6 +29,13 @@ def test_tensor_ranks_train_as_one_process_does(four):
     assert len(held[0] | held[2]) == 10
 
 
+def test_options_and_changes_that_tensor_ranks_do_not_support_are_refused_on_all_of_them(four):
+    for rank in four:
+        for said, text in rank["refused"].items():
+            assert said in text, (said, text)
+        assert "'ups.0.weight' was frozen: freeze parameters of models with DTensors before" in rank["trained"]["then"]
+
+
 @pytest.fixture(scope="module")
 def used(tmp_path_factory):
     return results("used_tensor_ranks", tmp_path_factory.mktemp("used"), 4)

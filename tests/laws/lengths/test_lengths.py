@@ -49,15 +49,14 @@ def test_sizes_equal_captures_for_each_size(name, tmp_path):
     check_walk(CASES[name], [(STEP, size) for size in CASES[name].sizes], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("lstm", {"schedule": "zb-h1"}),
-        pytest.param("gpt with dropout", {"schedule": "zb-h1", "recompute": "all"}, marks=pytest.mark.slow),
-        pytest.param("bert with dropout", {"offload": "all"}, marks=pytest.mark.slow),
-        pytest.param("t5", {"schedule": "zb-v", "recompute": "auto"}, marks=pytest.mark.slow),
+        ("lstm", {"schedule": "zb-h1"}), ("gpt with dropout", {"schedule": "zb-h1", "recompute": "all"}),
+        ("bert with dropout", {"offload": "all"}), ("t5", {"schedule": "zb-v", "recompute": "auto"}),
     ],
-)
+)  # fmt: skip
 def test_walks_equal_captures_for_each_size(name, options, tmp_path):
     check_walk(CASES[name], random_walk(CASES[name], seed=0), tmp_path, **options)
 

@@ -210,18 +210,6 @@ def test_given_dimensions_are_used() -> None:
     check_equal(pipe, model, step, {"x": rows(2, N, D), "y": labels(2, N), "unit": rows(3)})
 
 
-def test_pipeline_and_reference_step_take_batch_dims() -> None:
-    model, step, batch = CASES["sequence first"]
-    model = copy.deepcopy(model).to(F64)
-    plan = made(copy.deepcopy(model), step, batch, 1).plan
-    pipe = panpipe.pipeline(copy.deepcopy(model), step, batch, plan=plan, batch_dims=1)
-    check_equal(pipe, model, step, batch)
-    with pytest.raises(RequestError, match="batch_dims has 3"):
-        panpipe.pipeline(copy.deepcopy(model), step, batch, plan=plan, batch_dims={"x": 3})
-    with pytest.raises(RequestError, match="batch_dims has 3"):
-        panpipe.reference_step(model, step, batch, microbatches=2, batch_dims={"x": 3})
-
-
 def test_results_are_joined_along_the_dimension_of_their_rows() -> None:
     model, step, batch = CASES["sequence first, square"]
     model = copy.deepcopy(model).to(F64)
@@ -236,14 +224,6 @@ def test_results_are_joined_along_the_dimension_of_their_rows() -> None:
     torch.testing.assert_close(found["last"], wanted["last"].detach(), rtol=1e-9, atol=1e-12)
     with pytest.raises(RequestError, match="needs a row for each sample along one dimension"):
         pipe.forward(batch, lambda model, batch: model(batch["x"]).sum((0, 1)))
-
-
-def test_batch_with_other_keys_is_cut_for_a_function() -> None:
-    model, step, batch = CASES["dictionary"]
-    model = copy.deepcopy(model).to(F64)
-    pipe = made(copy.deepcopy(model), step, batch)
-    found = pipe.forward({"inputs": batch["x"]}, lambda model, batch: model(batch["inputs"]))
-    torch.testing.assert_close(found, model(batch["x"]).detach(), rtol=1e-9, atol=1e-12)
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,7 @@ from typing import Any
 import panpipe
 import pytest
 import torch
-from panpipe.core.capture.batch.batch_dims import BatchDims
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.batch.whole_loss import whole_and_mean
 from panpipe.runtimes.diagnose.doctor import check_model
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
@@ -40,21 +38,6 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         return self.last(self.rnn(self.first(x), state[None])[0])
-
-
-class Centred(nn.Module):
-    """Subtracts a running mean, and returns one column."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(D, D), nn.Linear(D, 1)
-        self.register_buffer("mean", torch.zeros(D))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.first(x)
-        with torch.no_grad():
-            self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
-        return self.last(torch.relu(h - self.mean))
 
 
 def regress(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -97,12 +80,6 @@ def test_step_that_cannot_run_on_fewer_samples_ends_with_its_own_error(case: str
     assert "\n" not in text
 
 
-def test_targets_of_one_column_are_cut_with_their_rows() -> None:
-    batch = {"x": torch.randn(N, D), "y": torch.randn(N, 1)}
-    with pytest.warns(UserWarning, match="sub relates samples of the batch"):  # by their mean
-        assert trained(Centred(), regress, batch).isfinite()
-
-
 def contrast(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch["x"]) @ model(batch["y"]).T, torch.arange(len(batch["x"])))
 
@@ -122,10 +99,6 @@ def ignore_labels(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def add_up(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(model(batch["x"]), batch["y"], reduction="sum")
-
-
-def average(model: nn.Module, batch: Any) -> torch.Tensor:
-    return add_up(model, batch) / batch["y"].numel()
 
 
 def weigh_samples(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,7 +130,7 @@ def test_loss_that_relates_samples_is_reported_with_both_values(step: Any) -> No
     with torch.no_grad():
         whole = step(model, BATCH)
     with pytest.warns(UserWarning, match="relates samples") as warned:
-        loss = trained(model, step, BATCH)
+        loss = trained(model, step, BATCH, **({} if step is contrast else {"schedule": "1f1b", "max_chunks": 1}))
     (text,) = (str(one.message) for one in warned if "relates samples" in str(one.message))
     assert text.split(":")[-2].endswith(" " + RELATED[step] + " relates samples of the batch")
     assert "test_samples_in_dimension_0.py:" in text
@@ -173,28 +146,10 @@ def test_ordinary_losses_are_not_reported(make: Any, step: Any) -> None:
     assert trained(make(), step, BATCH).isfinite()  # warnings are errors here
 
 
-def test_model_and_random_numbers_are_as_before_after_both_losses_were_computed() -> None:
-    model, dims = nn.Sequential(noisy(), Centred()), BatchDims.of({f"batch['{key}']": 0 for key in BATCH})
-    before, state = values(model), torch.get_rng_state()
-    step = lambda model, batch: F.mse_loss(model(batch["x"])[:, 0], batch["w"])  # noqa: E731
-    found = whole_and_mean(model, step, BATCH, dims, 4, frozenset())
-    assert found is not None
-    assert abs(found[0] - found[1]) > 1e-4
-    assert all(map(torch.equal, values(model), before))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 def test_list_of_ready_made_microbatches_is_refused_with_the_fix() -> None:
     pieces = [{"x": torch.randn(2, D), "y": torch.randn(2, D)} for _ in range(4)]
     with pytest.raises(RequestError, match=r"list of 4 batches.* give one whole batch.*torch\.cat"):
         trained(mlp(), regress, pieces)
-
-
-def test_one_microbatch_needs_no_dimensions() -> None:
-    batch = {"x": torch.randn(3 * N, D), "y": torch.randn(N, D)}
-    step = lambda model, batch: F.mse_loss(model(batch["x"]).view(-1, 3, D).mean(1), batch["y"])  # noqa: E731
-    assert trained(mlp(), step, batch, microbatches=1).isfinite()
 
 
 @pytest.mark.filterwarnings("ignore:microbatches of a new shape")

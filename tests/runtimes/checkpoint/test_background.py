@@ -5,7 +5,6 @@ import threading
 
 import panpipe
 import pytest
-from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.checkpoint import checkpoints
 from panpipe.runtimes.checkpoint.writing import Save
 
@@ -45,20 +44,6 @@ def test_a_checkpoint_has_the_state_of_the_call_while_training_continues(held, t
     assert train(pipe, CONV, 2) == losses
 
 
-def test_two_saves_in_a_row_are_both_whole(tmp_path):
-    """The second one uses the memory of the first one."""
-    pipe = pipe_of(CONV)
-    train(pipe, CONV, 1)
-    for number in range(1, 4):
-        pipe.checkpoint(tmp_path / f"step-{number}", wait=False, keep=2)
-        train(pipe, CONV, 1)
-    pipe._session.checkpoints.wait()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3"]
-    for number in (2, 3):
-        pipe.resume(tmp_path / f"step-{number}")
-        assert pipe.metrics.steps == number
-
-
 @pytest.mark.parametrize("later", ["step", "checkpoint", "resume", "wait_for_checkpoint", "close"])
 def test_an_error_of_a_save_is_logged_at_once_and_raised_by_the_next_call(held, tmp_path, later, caplog):
     pipe = pipe_of(CONV)
@@ -88,12 +73,6 @@ def test_an_error_of_a_save_is_logged_at_once_and_raised_by_the_next_call(held, 
     pipe.close()
 
 
-def test_close_and_the_end_of_a_with_block_wait_for_the_save(tmp_path):
-    with pipe_of(CONV) as pipe:
-        pipe.checkpoint(tmp_path / "step-0", wait=False)
-    assert panpipe.latest_checkpoint(tmp_path) == tmp_path / "step-0"
-
-
 def test_a_with_block_that_fails_does_not_wait_for_the_save(held, tmp_path):
     def fails():
         with pipe_of(CONV) as pipe:
@@ -104,22 +83,3 @@ def test_a_with_block_that_fails_does_not_wait_for_the_save(held, tmp_path):
         fails()
     assert panpipe.latest_checkpoint(tmp_path) is None
     held.set()
-
-
-@pytest.mark.parametrize(
-    ("failure", "logged"),
-    [
-        (WorkerError.stopped_answering([1], "its connection closed"), []),
-        (RequestError("no space left on device"), ["no space left on device"]),
-    ],
-)
-def test_lost_rank_is_not_logged_in_addition_to_the_line_of_each_rank(caplog, failure, logged):
-    class Failing:
-        def run(self, exchange):
-            raise failure
-
-    save = checkpoints.BackgroundSave()
-    save.start(Failing(), None)
-    with pytest.raises(type(failure), match=str(failure)):
-        save.wait()
-    assert [record.getMessage() for record in caplog.records] == logged

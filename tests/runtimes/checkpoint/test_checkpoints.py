@@ -53,20 +53,6 @@ def test_resumed_training_has_the_bits_of_uninterrupted_training(name, stop, tmp
     assert unequal(everything(second), unbroken(name)[2]) == []
 
 
-def test_resumed_pipeline_evaluates_with_the_dropout_of_uninterrupted_training(tmp_path):
-    batch = CASES[GPT].batch(8, F32)
-    first = pipe_of(GPT)
-    drawn = [first.evaluate(batch).item() for _ in range(2)]
-    train(first, GPT, 1)
-    first.checkpoint(tmp_path / "a")
-    unbroken = [first.evaluate(batch).item(), *train(first, GPT, 1), first.evaluate(batch).item()]
-    second = pipe_of(GPT, seed=8)
-    second.evaluate(batch)  # what it has counted is replaced
-    second.resume(tmp_path / "a")
-    assert [second.evaluate(batch).item(), *train(second, GPT, 1), second.evaluate(batch).item()] == unbroken
-    assert len({*drawn, *unbroken}) == 5
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("cut", OTHERS[1:])
 @pytest.mark.parametrize("name", [GPT, CONV])
@@ -101,14 +87,6 @@ def pipe_copy(pipe):
     found = pipe_of(GPT, seed=9)
     found.load_state_dict(copy.deepcopy(pipe.state_dict()))
     return found
-
-
-def test_state_dict_snapshot_restores_training():
-    pipe = pipe_of(CONV, scheduler=warm_up)
-    train(pipe, CONV, 1)
-    snapshot = copy.deepcopy(pipe.state_dict())
-    again = [train(pipe, CONV, 2), pipe.load_state_dict(snapshot), train(pipe, CONV, 2)]
-    assert again[0] == again[2]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -189,16 +167,6 @@ def test_state_of_a_parameter_that_is_frozen_since_is_resumed(tmp_path):
     assert any(key.startswith(f"state.{name}.") for key in pipe.state_dict()["optimizer"])
 
 
-def test_parameter_without_optimizer_state_has_none_after_resume(tmp_path):
-    pipe = pipe_of(CONV)
-    pipe.checkpoint(tmp_path / "a")
-    assert not any(pipe.state_dict()["stepped"].values())
-    assert not any(optimizer.state for optimizer in pipe.optimizers.values())
-    train(pipe, CONV, 1)
-    pipe.resume(tmp_path / "a")
-    assert not any(optimizer.state for optimizer in pipe.optimizers.values())
-
-
 def test_scheduler_counters_survive_a_resume(tmp_path):
     """MultiStepLR keeps numbers as keys, which become texts where a checkpoint looks into them."""
     steps = functools.partial(lr_scheduler.MultiStepLR, milestones=[1, 3], gamma=0.5)
@@ -244,13 +212,6 @@ def written(tmp_path_factory):
     train(pipe, CONV, 1)
     pipe.checkpoint(folder)
     return folder
-
-
-def renamed():
-    model = CASES[CONV].model(F32)
-    model.tail = model.head
-    del model.head
-    return model
 
 
 def plain_adam(named):
@@ -358,21 +319,6 @@ def test_unusable_checkpoint_folders_are_refused(written, tmp_path):
         pipe.resume(panpipe.latest_checkpoint(tmp_path / "none"))
 
 
-class Counting(torch.optim.SGD):
-    """Keeps state that belongs to no parameter."""
-
-    def step(self, closure=None):
-        self.state["count"] = self.state.get("count", 0) + 1
-        return super().step(closure)
-
-
-def test_optimizer_state_without_a_parameter_is_refused(tmp_path):
-    pipe = pipe_of(CONV, optimizer=lambda named: Counting(named, lr=0.1))
-    pipe.step(CASES[CONV].batch(8, F32))
-    with refusal("Counting keeps 'count', which belongs to no parameter"):
-        pipe.state_dict()
-
-
 # Over ranks
 
 
@@ -416,3 +362,32 @@ def test_killed_job_resumes_from_its_last_checkpoint(tmp_path):
     broken = losses(tmp_path / "b", KILL_AT="3,5")
     assert [line.split(":")[0] for line in broken] == [f"step {i}" for i in (0, 1, 2, 2, 3, 4, 4, 5, 6)]
     assert list(dict.fromkeys(broken)) == unbroken_lines
+
+
+class Counting(torch.optim.SGD):
+    """Keeps state that belongs to no parameter."""
+
+    def step(self, closure=None):
+        self.state["count"] = self.state.get("count", 0) + 1
+        return super().step(closure)
+
+
+def test_optimizer_state_without_a_parameter_is_refused(tmp_path):
+    pipe = pipe_of(CONV, optimizer=lambda named: Counting(named, lr=0.1))
+    pipe.step(CASES[CONV].batch(8, F32))
+    with refusal("Counting keeps 'count', which belongs to no parameter"):
+        pipe.state_dict()
+
+
+def test_resumed_pipeline_evaluates_with_the_dropout_of_uninterrupted_training(tmp_path):
+    batch = CASES[GPT].batch(8, F32)
+    first = pipe_of(GPT)
+    drawn = [first.evaluate(batch).item() for _ in range(2)]
+    train(first, GPT, 1)
+    first.checkpoint(tmp_path / "a")
+    unbroken = [first.evaluate(batch).item(), *train(first, GPT, 1), first.evaluate(batch).item()]
+    second = pipe_of(GPT, seed=8)
+    second.evaluate(batch)  # what it has counted is replaced
+    second.resume(tmp_path / "a")
+    assert [second.evaluate(batch).item(), *train(second, GPT, 1), second.evaluate(batch).item()] == unbroken
+    assert len({*drawn, *unbroken}) == 5

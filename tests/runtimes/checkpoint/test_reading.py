@@ -35,20 +35,6 @@ def test_file_that_is_written_after_it_was_checked_is_refused(folder):
         reader.refuse_changed()
 
 
-def written(folder, *parts):
-    files = {}
-    for number, part in enumerate(parts, start=1):
-        files |= write_parts(folder, PartNames(number, len(parts)), part)
-    (folder / MANIFEST_NAME).write_bytes(manifest_bytes(1, files))
-    return folder
-
-
-def test_part_in_two_files_is_refused(tmp_path):
-    twice = written(tmp_path, Parts({"model.a": torch.ones(1)}), Parts({"model.a": torch.ones(1)}))
-    with pytest.raises(RequestError, match=r"has 'model\.a', which another file has"):
-        CheckpointReader(twice)
-
-
 def test_bytes_that_do_not_fit_their_dtype_are_refused(tmp_path):
     records = []
     for dtype in (torch.complex128, torch.complex64):

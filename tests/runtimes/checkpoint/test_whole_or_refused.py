@@ -107,13 +107,6 @@ def test_a_changed_file_is_named_and_the_pipeline_is_as_it_was(pipe, copied, nam
     refused(pipe, copied, f"step-1/{name}' (was changed since it was written|is damaged): its hash differs")
 
 
-def test_a_changed_name_of_a_tensor_is_damage_and_not_another_model(pipe, copied):
-    data = (copied / TENSORS).read_bytes()
-    assert data.count(b"head.bias")
-    (copied / TENSORS).write_bytes(data.replace(b"head.bias", b"head.bhas"))
-    refused(pipe, copied, f"step-1/{TENSORS}' was changed since it was written: its hash differs")
-
-
 @pytest.mark.parametrize("name", [TENSORS, ITEMS])
 def test_a_truncated_missing_or_extra_file_is_named(pipe, copied, name):
     data = (copied / name).read_bytes()
@@ -168,15 +161,6 @@ def test_a_hostile_manifest_is_refused(pipe, copied, document, said):
     refused(pipe, copied, said)
 
 
-@pytest.mark.parametrize(
-    "rest",
-    ['"a":' + "[" * 100_000, '"steps": 1' + "0" * 5000 + ', "files": {}}', "}", '"steps": NaN, "files": {}}', "\xff"],
-)
-def test_a_manifest_that_is_no_json_of_its_format_is_refused(pipe, copied, rest):
-    _sign_manifest(copied, rest)
-    refused(pipe, copied, "manifest.json'? (is|holds|cannot be read)")
-
-
 def _sign_manifest(folder, rest):
     text = rest.encode("latin-1")
     head = f'{{"format": "panpipe.checkpoint/1", "xxh3_128": "{xxhash.xxh3_128_hexdigest(text)}",\n'
@@ -219,13 +203,6 @@ def test_hostile_items_are_refused(pipe, copied, changes, said):
         return
     with_items(copied, **changes)
     refused(pipe, copied, said)
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5_000, "{}", '{"items": 1, "stored_as_bytes": 2}', "\x00"])
-def test_items_that_are_no_items_are_refused(pipe, copied, text):
-    (copied / ITEMS).write_text(text)
-    signed(copied)
-    refused(pipe, copied, f"{ITEMS}' (cannot be read|is nested deeper than 100 levels)")
 
 
 def test_items_of_more_values_than_memory_are_refused(pipe, copied):

@@ -4,9 +4,7 @@ import threading
 
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.checkpoint.manifest import read_manifest
-from panpipe.runtimes.checkpoint.reading import CheckpointReader
-from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts
+from panpipe.runtimes.checkpoint.state_parts import Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
 from panpipe.runtimes.launch.team import Exchange
 
@@ -57,25 +55,6 @@ def save(path, own, keep=None, writers=2):
     )
 
 
-def test_each_part_is_written_by_the_first_process_that_has_it(tmp_path):
-    path = tmp_path / "step-7"
-    assert save(path, [parts(a=1.0, tied=2.0), parts(tied=9.0, b=3.0)]) == [None, None]
-    reader = CheckpointReader(path)
-    found = reader.whole()
-    assert {name: t.tolist() for name, t in found.tensors.items()} == {
-        "model.a": [1.0, 1.0], "model.tied": [2.0, 2.0], "model.b": [3.0, 3.0],
-    }  # fmt: skip
-    assert found.items == {"progress.steps": 7}
-    assert reader.files_of(["model.b"]) == [PartNames(2, 2).tensors]
-    assert (read_manifest(path).steps, [p.name for p in tmp_path.iterdir()]) == (7, ["step-7"])
-
-
-def test_processes_of_other_replicas_write_nothing(tmp_path):
-    path = tmp_path / "step-7"
-    assert save(path, [parts(a=1.0), parts(a=9.0), parts(b=9.0)], writers=1) == [None] * 3
-    assert set(CheckpointReader(path).whole().tensors) == {"model.a"}
-
-
 def test_process_that_cannot_write_fails_all_with_its_message_and_leaves_nothing(tmp_path):
     path = tmp_path / "step-7"
     bad = Parts({}, {"progress.x": object()})
@@ -99,12 +78,3 @@ def test_files_that_are_not_in_one_folder_are_noticed(tmp_path):
     assert first == second
     assert "it is not one folder on all ranks" in first
     assert not path.exists()
-
-
-def test_empty_folder_and_missing_parents_are_accepted(tmp_path):
-    (tmp_path / "step-1").mkdir()
-    first = begin_save(tmp_path / "step-1")
-    assert (tmp_path / first).is_dir()
-    second = begin_save(tmp_path / "step-1")  # the hidden folder of a save that died is removed
-    assert not (tmp_path / first).exists() or first == second
-    assert (tmp_path / "new" / begin_save(tmp_path / "new" / "step-1")).is_dir()

@@ -1,15 +1,12 @@
 """Memory that is left: of the machine, of its container, and under a limit on data."""
 
-import mmap
 import pathlib
 import resource
 
 import pytest
 from panpipe.runtimes.devices import available_memory
 from panpipe.runtimes.devices.available_memory import (
-    bytes_left,
     container_bytes,
-    data_bytes,
     lockable_bytes,
     machine_bytes,
 )
@@ -57,23 +54,3 @@ def test_locked_memory_has_the_limit_of_the_process(monkeypatch):
     for soft, left in ((resource.RLIM_INFINITY, None), (1 << 20, 1 << 20)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         assert lockable_bytes() == left
-
-
-MIB = 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("limit", "left"),
-    [(None, None), (2400 * MIB, 1900 * MIB), (720 * MIB, 288 * MIB), (430 * MIB, 0), (300 * MIB, 0)],
-)
-def test_most_of_what_a_limit_on_data_leaves_is_used_and_32_mib_never(monkeypatch, limit, left):
-    monkeypatch.setattr(available_memory, "data_limit", lambda: limit)
-    monkeypatch.setattr(available_memory, "data_bytes", lambda: 400 * MIB)
-    assert bytes_left() == left
-
-
-@pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="Linux counts data")
-def test_data_of_this_process_grows_with_what_it_allocates():
-    before = data_bytes()
-    with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as held:  # malloc may have freed memory
-        assert data_bytes() - before >= len(held) // 2

@@ -59,13 +59,6 @@ def test_mixed_device_types_and_unknown_gpus_are_refused(monkeypatch):
         devices.parse_devices("cuda:1,cuda:2")
 
 
-def test_number_of_listed_devices_is_the_pipelines_size():
-    batch = batch_on(CASE, 4, torch.float32, "cpu")
-    pipe = pipeline(devices="cpu,cpu,cpu", max_chunks=1)
-    assert pipe.plan.devices == 3
-    assert torch.isfinite(pipe.step(batch))
-
-
 def test_stage_compiled_for_another_gpu_has_that_device_in_every_operator():
     """What names a device of the captured type names the stage's; what is on the host stays there."""
     graph = fx.Graph()

@@ -7,9 +7,7 @@ from attrs import evolve
 from panpipe.core.actions import parse_action
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh
-from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.plan import Prediction
-from panpipe.runtimes.engine.clocked import ClockedStep
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.simulators.run import simulate
@@ -25,7 +23,6 @@ from ...support.plans import hosted
 
 F32 = torch.float32
 GPT, CONV, WEIGHTED = CASES
-TYPES = "A100-40GB", "H100"
 
 
 def with_costs(pipe: Pipeline) -> panpipe.Plan:
@@ -197,32 +194,3 @@ def test_virtual_devices_under_torchrun_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(panpipe.RequestError, match="one of 2 ranks: start the script without torchrun"):
         conv(devices="2xA100-40GB")
-
-
-def test_clock_that_runs_an_action_before_its_message_arrived_raises():
-    def hasty(plan, perform):
-        return simulate(plan, costs, cluster, perform=lambda *told: told[0] == "arrival" or perform(*told)).trace
-
-    costs, cluster = [StageCosts(1.0, 1.0, 1.0)] * 2, hosted(fully_connected(2, 10**9, 1e9, 0.0), 1e9)
-    plan = even_plan(captured_once(CASES[CONV], F32, 8, 4), 2, 4)
-    pipe = build(ThreadTeam(2), CONV, F32, 8, plan, 4, clock=hasty)
-    with pytest.raises(RuntimeError, match="from device 0 to device 1 was waited for before the clock delivered it"):
-        pipe.step(CASES[CONV].batch(8, F32))
-
-
-def test_clock_that_stops_before_the_last_action_raises():
-    walk = ClockedStep(even_plan(captured_once(CASES[CONV], F32, 8, 4), 2, 4), {})
-    walk.check_done()
-    pipe = build(ThreadTeam(2), CONV, F32, 8, None, 4, clock=lambda plan, perform: None)
-    with pytest.raises(RuntimeError, match="the clock stopped before"):
-        pipe.step(CASES[CONV].batch(8, F32))
-
-
-def test_virtual_devices_of_two_types_are_placed_as_in_the_plan():
-    cluster = hosted(fully_connected(2, 10**9, 1e9, 1e-6), 1e9)
-    devices = tuple(evolve(device, type=kind) for device, kind in zip(cluster.devices, TYPES, strict=True))
-    pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, devices=evolve(cluster, devices=devices))
-    threads = conv(plan=evolve(pipe.plan, mesh=Mesh(2), prediction=None), backend=None)
-    batch = CASES[CONV].batch(8, F32)
-    assert torch.equal(pipe.step(batch), threads.step(batch))
-    assert pipe._session.trainer.state.trace.step_s == simulate(pipe.plan).step_s

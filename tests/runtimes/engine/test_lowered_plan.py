@@ -9,30 +9,11 @@ from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.programs.stage import Boundary
 from panpipe.runtimes.engine.lowered_plan import lowered_plan
 
-from ...support.plans import orders, plan_of, scheduled
-
-PLAN = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
+from ...support.plans import scheduled
 
 
 def tensor(gradient: bool = True, rows: int = 2) -> Boundary:
     return Boundary("x", (rows, 3), torch.float32, gradient)
-
-
-def texts(rows):
-    return [" ".join(map(str, row)) for row in rows]
-
-
-def test_lowered_plan_removes_both_ends_of_a_message_that_a_microbatch_does_not_send():
-    found = lowered_plan(PLAN, [{(0, 1): (tensor(),)}, {(0, 1): (tensor(False),)}])
-    assert texts(found.lowered) == [
-        "0RECV_B0<1 0F0 0SEND_F0>1 0F1 0SEND_F1>1 0B0 0B1 0STEP",
-        "1RECV_F0<0 1RECV_F1<0 1F0 1B0 1SEND_B0>0 1F1 1B1 1STEP",
-    ]
-    found = lowered_plan(PLAN, [{(0, 1): (tensor(),)}, {}])
-    assert texts(found.lowered) == [
-        "0RECV_B0<1 0F0 0SEND_F0>1 0F1 0B0 0B1 0STEP",
-        "1RECV_F0<0 1F0 1B0 1SEND_B0>0 1F1 1B1 1STEP",
-    ]
 
 
 BACKWARDS = (Kind.B, Kind.I)

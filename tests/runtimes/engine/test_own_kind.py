@@ -8,11 +8,9 @@ import threading
 
 import pytest
 import torch
-from panpipe.core.actions import Action, Kind, declare_kind, parse_action
+from panpipe.core.actions import Action, Kind, declare_kind
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.lowering.lowering import lower
-from panpipe.core.lowering.queues import queues_of
 from panpipe.core.plan.kinds import declared, own_queue
 from panpipe.core.plan.memory import Change, Memory, Moment, Size, Use
 from panpipe.core.trace.compare import compare
@@ -54,17 +52,6 @@ def kind():
         yield
 
 
-def test_declared_kind_is_in_the_grammar_and_in_the_lowered_plan():
-    assert parse_action("2CHECKSUM7") == Action(2, CHECKSUM, 7)
-    with pytest.raises(RequestError, match="CHECKSUM needs a microbatch"):
-        parse_action("2CHECKSUM")
-    assert [list(map(str, actions)) for actions in lower(PLAN)] == [
-        ["0F0", "0CHECKSUM0", "0F1", "0CHECKSUM1", "0B0", "0B1", "0STEP"]
-    ]
-    found = [(task.items[0].queue, task.name, task.readers) for task in queues_of(PLAN, lower(PLAN)).tasks]
-    assert found == [(QUEUE, "0CHECKSUM0", ((0, 2),)), (QUEUE, "0CHECKSUM1", ((0, 3),))]
-
-
 @pytest.mark.parametrize(
     ("row", "said"),
     [
@@ -92,16 +79,6 @@ def test_simulator_runs_a_declared_queue_next_to_compute_and_its_fence_waits(tmp
     assert held == {0.0: 0.0, 1.0: 8.0, 2.0: 16.0, 2.5: 8.0, 4.5: 0.0, 6.5: 0.0}
     write_trace(result.trace, tmp_path / "trace.json")
     assert read_trace(tmp_path / "trace.json") == result.trace
-
-
-def test_action_without_a_fence_is_part_of_the_step():
-    free = own_queue(
-        CHECKSUM, QUEUE, stages=lambda plan: [0], after=Kind.F, fence=(), seconds=lambda cost: 4.0 * cost.forward_s
-    )
-    with declared(free):
-        result = simulate(PLAN)
-    assert result.operation_times == (([0.0, 1.0, 2.0, 4.0, 6.0], [1.0, 2.0, 4.0, 6.0, 6.0]),)
-    assert result.step_s == 9.0  # 1–5 and 5–9
 
 
 def test_validation_times_memory_with_the_fence():

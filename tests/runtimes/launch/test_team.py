@@ -19,24 +19,6 @@ def team():
     team.close()
 
 
-def test_team_returns_results_in_the_order_of_devices(team):
-    done = threading.Barrier(3)
-
-    def work(device):
-        done.wait(20)  # all run at the same time
-        return 10 * device
-
-    assert team.run_local(work) == {0: 0, 1: 10, 2: 20}
-    assert team.everywhere(lambda device: device) == team.in_replica(lambda device: device) == [0, 1, 2]
-    assert (team.size, team.replicas, team.first, team.rank(2)) == (3, 1, True, 2)
-
-
-def test_each_device_keeps_its_thread_from_call_to_call(team):
-    first, second = (team.everywhere(lambda _: threading.get_ident()) for _ in range(2))
-    assert first == second
-    assert len({*first, threading.get_ident()}) == 4
-
-
 def test_failure_of_a_device_wakes_those_that_wait_for_it_and_is_raised_with_its_number(team):
     cause = ValueError("no such file")
 
@@ -49,14 +31,6 @@ def test_failure_of_a_device_wakes_those_that_wait_for_it_and_is_raised_with_its
         team.run_local(work)
     assert raised.value.__cause__ is cause
     assert team.everywhere(lambda device: device) == [0, 1, 2]
-
-
-def test_team_of_one_process_decides_and_agrees_by_itself(team):
-    assert team.decide(lambda: 7) == 7
-    team.agree(None)
-    with pytest.raises(ValueError, match="mine"):
-        team.agree(ValueError("mine"))
-    assert team.replicas_of(0) is None
 
 
 def test_transport_that_connects_no_threads_or_no_ranks_is_refused():

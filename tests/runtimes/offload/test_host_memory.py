@@ -54,34 +54,6 @@ def test_memory_that_is_not_pinned_is_used_pageable_with_one_warning(monkeypatch
     memory.close()
 
 
-def test_arena_grows_and_is_kept_while_it_is_large_enough():
-    memory = HostMemory(OffloadTier(), CPU, 0)
-    memory.reserve(64)
-    first = memory.copies
-    memory.reserve(32)
-    memory.reserve(64)
-    assert (memory.copies is first, memory.bytes) == (True, 64)
-    memory.reserve(65)
-    assert (memory.copies is first, memory.bytes) == (False, 65)
-    memory.close()
-    assert memory.bytes == 0
-
-
-def test_copies_bring_back_what_went_out(tmp_path):
-    for tier in (OffloadTier(), OffloadTier(tmp_path)):
-        memory = HostMemory(tier, CPU, 0)
-        memory.reserve(1 << 12)
-        found = torch.zeros(1 << 10, dtype=torch.uint8)
-        out = memory.copies.out([Part(data(1 << 10), 64)])
-        memory.copies.back([Part(found, 64)], out).wait()
-        assert torch.equal(found, data(1 << 10))
-        memory.close()
-
-
-def test_nothing_is_pinned_of_an_empty_arena():
-    assert not pin(torch.empty(0, dtype=torch.uint8), CPU)
-
-
 class Runtime:
     """CUDA's runtime, whose locks of memory fail or not."""
 

@@ -100,12 +100,6 @@ def test_copies_delayed_at_random_change_no_bit(monkeypatch, queues):
         same(trained(case, plan), trained(case, away))
 
 
-def test_a_file_gives_the_same_bits(tmp_path):
-    plan, away = pair(GPT, **PLANS["gpipe"])
-    same(trained(GPT, plan), trained(GPT, away, OffloadTier(tmp_path)))
-    assert not list(tmp_path.iterdir())
-
-
 def test_uneven_microbatches_and_fewer_of_them():
     plan, away = pair(GPT, rows=12)
     for rows in (11, 4):
@@ -118,19 +112,6 @@ def test_uneven_microbatches_and_fewer_of_them():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
-def test_larger_microbatches_than_the_examples_get_a_larger_arena():
-    plan, away = pair(GPT, rows=6)
-    one, other = (build(ThreadTeam(2), GPT, F32, 6, each, MICROBATCHES) for each in (plan, away))
-    sizes = []
-    for rows in (6, 18, 6):
-        batch = CASES[GPT].batch(rows, F32)
-        assert torch.equal(one.step(batch), other.step(batch))
-        sizes.append(other._trainer.offloads[0].memory.bytes)
-    assert sizes[0] < sizes[1] == sizes[2]
-    one.close(), other.close()
-
-
 @pytest.mark.filterwarnings("ignore:microbatches of a new shape")
 def test_a_file_that_cannot_grow_refuses_the_larger_batch_alone(tmp_path, monkeypatch):
     _, away = pair(GPT, rows=6)

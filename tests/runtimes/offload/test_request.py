@@ -4,7 +4,6 @@ import panpipe
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from torch import nn
 
 from ...laws.grouped import grouped
 from ...support.cuts import captured_once, even_plan
@@ -51,22 +50,3 @@ def test_a_plan_that_contradicts_the_request_is_refused(offload, said):
     plan = all_away(even_plan(operators, 2, 4, "gpipe"), operators)
     with pytest.raises(RequestError, match=said):
         asked(plan=plan, offload=offload)
-
-
-def test_a_plan_without_offload_is_refused_where_all_is_to_leave():
-    plan = even_plan(captured_once(CASE, F32, 8, 4), 2, 4)
-    with pytest.raises(RequestError, match="offload is asked for and the plan has offload of no stages"):
-        asked(plan=plan, offload="all")
-
-
-def test_nothing_leaves_where_everything_fits(monkeypatch):
-    monkeypatch.setattr("panpipe.core.offload.storages.SMALLEST_BYTES", 1)
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
-    options = {"schedule": "1f1b", "mesh": 2, "max_chunks": 1, "cache": False}
-    pipe = panpipe.pipeline(
-        model, lambda model, batch: model(batch).square().mean(), torch.randn(8, 16),
-        **grouped(microbatches=2, offload="auto", progress=False, **options),
-    )  # fmt: skip
-    assert pipe.plan.memory.offload == ()
-    pipe.close()

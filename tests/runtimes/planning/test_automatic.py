@@ -11,12 +11,11 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.costs.message_overhead import FREE
-from panpipe.core.errors import InfeasibleError, RequestError
+from panpipe.core.errors import RequestError
 from panpipe.core.search.suggestions.preference import family_of
-from panpipe.core.search.suggestions.regular_cuts import regular_cut
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning import automatic as module
-from panpipe.runtimes.planning.automatic import Planning, step_s
+from panpipe.runtimes.planning.automatic import Planning
 from torch import nn
 
 from ...support.plans import options_of
@@ -84,27 +83,6 @@ def planning(monkeypatch):
         team.close()
 
 
-def test_first_plan_has_the_memory_of_its_programs(planning):
-    request, lines = planning(chain(8, saved=10), factor=2, max_chunks=1, contest=False)
-    (plan,) = request.candidates()
-    assert [len(stage.nodes) for stage in plan.stages] == [4, 4]
-    assert [cost.saved_bytes for cost in plan.predicted.costs] == [80, 80]
-    assert plan.mesh == request.team.mesh
-    assert step_s(plan) == pytest.approx((MICROBATCHES + 1) * 4.0 * 3)
-    assert [line for line in lines if not line.startswith("compiling the search")] == [
-        "measuring links", "measuring operators", "cutting into 2 stages", "choosing a schedule of 2 stages",
-        "deriving 2 stages",
-    ]  # fmt: skip
-
-
-def test_no_plan_whose_programs_fit_is_infeasible(planning):
-    """Operators save 80 bytes on a device by 1F1B, and their programs 160."""
-    cluster = fully_connected(2, 100, 1e12, 0.0)
-    request, _ = planning(chain(8, saved=10), factor=2, cluster=cluster, max_chunks=1, recompute="none")
-    with pytest.raises(InfeasibleError, match=r"needs 160 bytes and may hold 100"):
-        request.candidates()
-
-
 def test_more_stages_are_tried_up_to_max_chunks_and_the_number_of_operators(planning):
     request, lines = planning(chain(8), schedule="interleaved-1f1b", max_chunks=4)
     assert {len(plan.stages) for plan in request.candidates()} <= {2, 4, 6, 8}
@@ -114,12 +92,6 @@ def test_more_stages_are_tried_up_to_max_chunks_and_the_number_of_operators(plan
     assert not any("6 stages" in line or "8 stages" in line for line in lines)
 
 
-def test_no_schedule_for_the_numbers_is_refused(planning):
-    request, _ = planning(chain(8), schedule="v-half", max_chunks=1)  # it has two stages a device
-    with pytest.raises(RequestError, match=r"no schedule of 'v-half' for 2 devices .* 4 microbatches"):
-        request.candidates()
-
-
 def test_schedules_that_are_predicted_alike_are_compared(planning):
     """Of schedules with as many stages and predictions within 5 %, two are candidates, and 1F1B always."""
     request, _ = planning(chain(8), schedule="auto", max_chunks=2)
@@ -127,22 +99,6 @@ def test_schedules_that_are_predicted_alike_are_compared(planning):
     assert "1f1b" in {family_of(plan) for plan in found}
     folded = [plan for plan in found if len(plan.stages) == 4]
     assert len({family_of(plan) for plan in folded}) == len(folded) == 2
-
-
-def test_cut_is_even_unless_another_is_predicted_to_gain(planning):
-    """The boundary of the faster cut sends more bytes than one nearby."""
-    request, _ = planning(chain(8), max_chunks=1)
-    regular, _, gains = request.cuts(chain(8), 1, ROOM)
-    assert regular == regular_cut(chain(8), 2)
-    assert not gains
-    graph = chain(5)
-    nodes = (*graph.nodes[:4], evolve(graph.nodes[4], forward_s=4.0, backward_input_s=4.0, backward_weight_s=4.0))
-    edges = tuple(evolve(edge, bytes=1 if number == 1 else 2) for number, edge in enumerate(graph.edges))
-    graph = evolve(graph, nodes=nodes, edges=edges)
-    request, _ = planning(graph, max_chunks=1)
-    *cuts, gains = request.cuts(graph, 1, ROOM)
-    assert [[len(stage) for stage in cut] for cut in cuts] == [[2, 3], [4, 1]]
-    assert gains
 
 
 @pytest.mark.parametrize(

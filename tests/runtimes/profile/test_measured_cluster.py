@@ -2,12 +2,11 @@
 
 import time
 
-import pytest
 import torch
 from panpipe.backends import memcpy
 from panpipe.backends.kind import BackendKind
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.profile.measured_cluster import between_hosts, inside_hosts, measured_cluster
+from panpipe.runtimes.profile.measured_cluster import measured_cluster
 
 NETWORK_S = 0.01
 
@@ -33,26 +32,3 @@ def test_links_between_hosts_are_measured_and_not_taken_from_those_inside():
     assert len(latency) == 6
     for (a, b), seconds in latency.items():
         assert (seconds > NETWORK_S / 2) == (a // 2 != b // 2), (a, b)
-
-
-def test_one_host_has_one_kind_of_link():
-    cluster = measured_cluster(ThreadTeam(3), torch.device("cpu"))
-    assert len({(link.latency_s, link.bytes_per_s) for link in cluster.links}) == 1
-
-
-@pytest.mark.parametrize(
-    ("hosts", "size", "inside", "between"),
-    [
-        ("aaaa", 4, [(0, 1), (2, 3)], []),
-        ("aabb", 4, [(0, 1), (2, 3)], [(1, 2)]),
-        ("aaab", 4, [(0, 1)], [(2, 3)]),
-        ("abab", 4, [], [(0, 1)]),
-        ("aabb", 2, [(0, 1), (2, 3)], [(0, 2)]),  # a replica on each host: their sums cross
-        ("aabb", 1, [(0, 1), (2, 3)], [(1, 2)]),
-        ("aaa", 1, [(0, 1)], []),
-        ("abba", 2, [], [(0, 1)]),
-    ],
-)
-def test_measured_pairs_are_disjoint_in_a_host_and_one_between_hosts(hosts, size, inside, between):
-    assert inside_hosts(hosts, size) == inside
-    assert between_hosts(hosts, size) == between

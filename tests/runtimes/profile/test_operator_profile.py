@@ -1,16 +1,11 @@
 """Operators' times: those that do the same work have one."""
 
-import pytest
 import torch
-from panpipe.backends import streams
 from panpipe.core.analytic.single_operator import LoneOperator
 from panpipe.runtimes.profile.operator_profile import profile_operators
 
-from ...support.backends.watched_streams import WatchedStreams
-from ...support.cuts import batch_on, captured, captured_once
+from ...support.cuts import captured_once
 from ...support.models import CASES
-
-CASE = CASES["tied gpt with dropout"]
 
 
 def test_equal_operators_have_one_time_and_all_have_their_saved_bytes():
@@ -31,24 +26,3 @@ def test_equal_operators_have_one_time_and_all_have_their_saved_bytes():
     layers = [[node.saved_bytes for node in graph.nodes if f".{i}." in node.name] for i in range(2)]
     assert layers[0] == layers[1]
     assert sum(layers[0]) > 0
-
-
-@pytest.fixture
-def recorded(monkeypatch):
-    found = WatchedStreams()
-    monkeypatch.setitem(streams._KINDS, "cpu", found)
-    return found
-
-
-def test_operator_profile_does_not_wait_between_repeats(recorded):
-    case = CASE
-    operators = captured(case, torch.float64, 8, 4)
-    model, batch = case.model(torch.float64), batch_on(case, 2, torch.float64, "cpu")
-    graph = profile_operators(
-        operators, dict(model.named_parameters()), dict(model.named_buffers()), list(batch.values()), repeats=2
-    )
-    assert recorded.problems == []
-    assert all(node.forward_s >= 0 for node in graph.nodes)
-    assert sum(node.forward_s for node in graph.nodes) > 0
-    first = recorded.asked.index("wait")
-    assert first >= 2 * (1 + 2), "forward of three runs at least"

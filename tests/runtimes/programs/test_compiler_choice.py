@@ -3,15 +3,9 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.programs.compiler_choice import INDUCTOR, CompilerChoice
+from panpipe.runtimes.programs.compiler_choice import CompilerChoice
 from torch import fx
 from torch._inductor import compile_fx
-
-
-def as_it_is(graph, examples):
-    """A backend of torch.compile that compiles nothing."""
-    return graph.forward
 
 
 def test_locale_in_which_inductor_cannot_read_its_files_is_refused_in_one_line(monkeypatch):
@@ -37,12 +31,3 @@ def test_inductor_function_checks_the_strides_of_its_inputs():
             assert (found - wanted).abs().max() < 1e-12
         with pytest.raises(AssertionError):
             compiled(given[0].t().contiguous().t(), given[1])
-
-
-def test_inductor_compiles_for_the_threads_of_a_stage():
-    assert ThreadTeam(2).threads == 1
-    choice = CompilerChoice.of("inductor")
-    assert choice.with_threads(2).compile is not choice.compile
-    other = CompilerChoice.of(as_it_is)
-    assert other.with_threads(2) is other
-    assert choice.name == INDUCTOR

@@ -1,48 +1,15 @@
 """Which programs of a stage a plan runs, and that only these are compiled before a step."""
 
-from types import SimpleNamespace
-
 import panpipe
-import pytest
 import torch
-from panpipe.core.actions import Kind
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.runtimes.programs.compiler_choice import CompilerChoice
-from panpipe.runtimes.programs.stage_compiler import PlannedCompiler, StageCompiler, programs_run
+from panpipe.runtimes.programs.stage_compiler import StageCompiler
 from torch import nn
 
 from ...support.cuts import even_plan
-
-F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741 - the names of the kinds
-WHOLE = SimpleNamespace(
-    forward="F", forward_alone="F alone", recompute=SimpleNamespace(run="R"), backward=SimpleNamespace(run="B"),
-    backward_input=SimpleNamespace(run="I"), backward_weight=SimpleNamespace(run="W"),
-)  # fmt: skip
-UNSPLIT = SimpleNamespace(**{**vars(WHOLE), "backward_input": None, "backward_weight": None})
-FROZEN = SimpleNamespace(**{**vars(UNSPLIT), "backward": None})
-
-
-@pytest.mark.parametrize(
-    ("programs", "kinds", "again", "wanted"),
-    [
-        (WHOLE, [F, B], False, ["F", "B"]),
-        (WHOLE, [F, I, W], False, ["F", "I", "W"]),
-        (WHOLE, [F, I, W, B], False, ["F", "B", "I", "W"]),
-        (UNSPLIT, [F, I, W], False, ["F", "B"]),
-        (WHOLE, [F, B], True, ["F alone", "R", "B"]),
-        (WHOLE, [F], False, ["F"]),
-        (WHOLE, [F], True, ["F alone"]),
-        (FROZEN, [F, B], False, ["F"]),
-    ],
-)
-def test_programs_that_a_plan_runs(programs, kinds, again, wanted):
-    assert programs_run(programs, kinds, again) == wanted
-
-
-def test_without_compilation_there_is_no_compiler():
-    assert PlannedCompiler.of(None, None) is None
 
 
 def test_only_what_a_plan_runs_is_compiled_and_nothing_within_a_step():

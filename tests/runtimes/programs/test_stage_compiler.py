@@ -16,7 +16,7 @@ from panpipe.runtimes.programs.stage_compiler import StageCompiler
 from torch import nn
 
 from ...laws.grouped import grouped
-from ...support.cuts import batch_on, even_plan
+from ...support.cuts import even_plan
 from ...support.models import CASES
 from ...support.parity import PLANS, build, distance
 from ...support.programs.evaluation import joined_alone, loss_alone
@@ -76,31 +76,11 @@ def logits(model, batch):
     return model(batch["x"])
 
 
-@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
-@pytest.mark.parametrize("name", [pytest.param(GPT, marks=pytest.mark.slow), CONV])
-def test_evaluation_runs_compiled_groups(name):
-    evaluate_compiled(name, as_it_is, {"rtol": 0, "atol": 1e-12})
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:microbatches of a new shape")
 @pytest.mark.parametrize("name", [GPT, CONV])
 def test_evaluation_with_inductor_equals_one_without_compilation(name):
     evaluate_compiled(name, "inductor", {"rtol": 0, "atol": 1e-9})
-
-
-@pytest.mark.parametrize("plan", ["split backward", pytest.param("recompute", marks=pytest.mark.slow)])
-def test_compiled_stage_saves_the_same_tensors(plan):
-    peaks, sizes = [], []
-    for compiler in (None, compiler_of()):
-        pipe = build(ThreadTeam(2), GPT, torch.float32, 8, None, 4, compiler=compiler, **PLANS[plan])
-        _, trace = pipe.trace_step(batch_on(CASES[GPT], 8, torch.float32, "cpu"))
-        peaks.append([max(s.bytes for s in trace.memory if s.device == d and s.kind == "saved") for d in (0, 1)])
-        memory = [pipe._session.programs[i].memory for i in (0, 1)]
-        sizes.append([(m.saved, m.freed_by_input, m.created_by_input, m.inputs) for m in memory])
-    assert peaks[0] == peaks[1]
-    assert [own[0] for own in sizes[0]] == [own[0] for own in sizes[1]]
-    assert [own[3] for own in sizes[0]] == [own[3] for own in sizes[1]]
 
 
 class Layers(nn.Module):
@@ -154,15 +134,6 @@ def test_inductor_trains_like_stages_without_compilation():
     for one, other in zip(pipe._session.model.parameters(), alone._session.model.parameters(), strict=True):
         assert (one - other).abs().max() < 1e-9
         assert (one.grad - other.grad).norm() < 1e-9 * max(1.0, other.grad.norm())
-
-
-@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
-def test_another_shape_of_microbatch_is_compiled_too():
-    pipe, _ = pipeline(compile=as_it_is)
-    alone, _ = pipeline()
-    for rows in (8, 12):
-        batch = {"x": torch.randn(rows, 8, dtype=torch.float64)}
-        assert abs(pipe.step(batch).item() - alone.step(batch).item()) < 1e-12
 
 
 def test_group_that_does_not_compile_runs_without_compilation_and_warns():

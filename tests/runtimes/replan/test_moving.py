@@ -22,17 +22,6 @@ def test_training_goes_on_with_the_same_bits_after_stages_moved(name):
     assert found["moved"] == found["kept"] | {"stages": found["moved"]["stages"]}
 
 
-def test_user_holds_the_same_parameters_in_one_process():
-    pipe = replannable(GPT)
-    before = dict(pipe._session.model.named_parameters())
-    pipe.step(batch())
-    move(pipe, plan_of(GPT, ThreadTeam(2), chunks=2, schedule_name="v-half"))
-    pipe.step(batch())
-    assert all(p is before[name] for name, p in pipe._session.model.named_parameters())
-    assert len(pipe.plan.stages) == 4
-    assert sorted(pipe._session.stage_parameters) == [0, 1, 2, 3]
-
-
 def test_checkpoint_after_a_move_resumes_under_the_first_plan(tmp_path):
     pipe = replannable(GPT)
     pipe.step(batch())

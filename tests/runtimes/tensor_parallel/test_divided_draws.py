@@ -69,18 +69,6 @@ def check(mesh, step, dim, outer=1, layouts=None):
     assert not torch.equal(part, other)
 
 
-def test_features_and_heads(mesh):
-    check(mesh, lambda model, batch: model.drop(model.q(batch["x"])), 2)
-    check(mesh, lambda model, batch: model.drop(heads(model, batch)), 1)
-
-
-def test_one_head_of_a_rank(mesh):
-    def step(model, batch):
-        return model.drop(model.q(batch["x"]).unflatten(-1, (-1, HEADS * SIZE // 2)).transpose(1, 2))
-
-    check(mesh, step, 1)
-
-
 def test_attention(mesh):
     def fused(model, batch):
         q = heads(model, batch)
@@ -93,14 +81,6 @@ def test_attention(mesh):
 
     check(mesh, fused, 1)
     check(mesh, by_hand, 1)
-
-
-def test_heads_and_samples_in_one_dimension(mesh):
-    def step(model, batch):
-        q = heads(model, batch).flatten(0, 1)
-        return F.dropout(torch.bmm(q, q.transpose(1, 2)).softmax(-1), 0.5)
-
-    check(mesh, step, 0, outer=3)
 
 
 def test_repeated_heads_and_rotated_halves(mesh):
@@ -186,14 +166,3 @@ def test_draws_whose_part_is_not_known_are_refused(mesh, step, said):
     with pytest.raises(RequestError, match=said) as refusal:
         rank_of_step(mesh, step, {"q": ColwiseParallel()})
     assert "\n" not in str(refusal.value)
-
-
-def test_writes_through_other_views_are_not_followed(mesh):
-    def step(model, batch):
-        q = heads(model, batch)
-        found = q.new_zeros(*q.shape[:2], 8)
-        found[:, :, :4].copy_(q.mean(-1))
-        return model.drop(found)
-
-    with pytest.raises(RequestError, match="draws random numbers for a tensor of which"):
-        rank_of_step(mesh, step, {"q": ColwiseParallel()})

@@ -10,7 +10,7 @@ from panpipe.core.tensor_collectives import OneRank, communicating
 from panpipe.runtimes.tensor_parallel.recording import program_of_rank
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -126,11 +126,6 @@ def of_more_than_the_heads(block, x):
     return block.q(x).view(SAMPLES, TOKENS, HEADS, SIZE).flatten(-2)
 
 
-def of_smaller_heads(block, x):
-    """As ``rearrange(q, "b t (h d) -> b h t d", h=HEADS)``: heads of half the size."""
-    return block.q(x).view(SAMPLES, TOKENS, HEADS, -1).square().flatten(-2)
-
-
 def with_slopes(block, x):
     q, k, v = (heads(part(x)) for part in (block.q, block.k, block.v))
     return attention(q, k, v, torch.arange(q.shape[1]).view(-1, 1, 1) * torch.ones(TOKENS, TOKENS))
@@ -189,15 +184,6 @@ def test_step_that_returns_a_part_is_refused(mesh):
         step(parts, torch.randn(SAMPLES, HIDDEN))
 
 
-def test_part_that_the_code_selects_itself_is_wrapped(mesh):
-    def inner(block, x):
-        slopes = torch.arange(HEADS, dtype=torch.float32).view(-1, 1, 1)[HEADS // 2 :]
-        slopes = DTensor.from_local(slopes, mesh, [Shard(0)], run_check=False).to_local()
-        return attention(*(heads(part(x)) for part in (block.q, block.k, block.v)), slopes * torch.ones(TOKENS, TOKENS))
-
-    assert run(mesh, inner).shape == ()
-
-
 def test_padding_of_a_divided_embedding_is_a_row_of_one_rank_alone(mesh):
     for padding, mine in ((1, None), (5, 1)):  # this rank has rows 4 to 7
         model = nn.Sequential(nn.Embedding(8, 3, padding_idx=padding))
@@ -217,15 +203,6 @@ def test_attention_whose_mask_needs_a_gradient_is_recorded_with_a_kernel_that_ha
 
     with communicating(OneRank()):
         run(mesh, inner).backward()
-
-
-def test_result_of_a_divided_module_may_be_written_in_place(mesh):
-    def inner(block, x):
-        y = block.q(x)
-        y += block.k(x)
-        return y
-
-    assert run(mesh, inner).shape == ()
 
 
 def test_mixed_tensors_are_refused_with_the_line_and_the_fix(mesh):

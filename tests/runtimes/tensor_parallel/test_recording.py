@@ -61,15 +61,6 @@ def graphs(of_rank):
     return list(of_rank._known.values())
 
 
-def test_parts_have_the_names_of_the_model_and_half_of_its_parameters(mesh):
-    model, parts, of_rank = recorded(mesh)
-    assert {name: tuple(p.shape) for name, p in parts.named_parameters()} == {
-        "up.weight": (2, 3),
-        "down.weight": (3, 2),
-    }
-    assert of_rank.recorded_from == (model, step)
-
-
 def test_program_computes_with_the_parts_and_one_all_reduce(mesh):
     model, parts, of_rank = recorded(mesh)
     with communicating(Doubling()):
@@ -82,22 +73,6 @@ def test_program_computes_with_the_parts_and_one_all_reduce(mesh):
     (graph,) = graphs(of_rank)
     assert [node.target for node in graph.graph.nodes].count(ALL_REDUCE) == 1
     assert dict(parts.named_parameters())["down.weight"].grad is not None
-
-
-def test_program_is_recorded_once_for_each_shape_and_python_value(mesh):
-    def with_python(model, batch):
-        return step(model, batch) * (2 if model.calls else 1)
-
-    model, parts, of_rank = recorded(mesh, with_python)
-    with communicating(Doubling()):
-        first = of_rank(parts, BATCH)
-        of_rank(parts, {"x": BATCH["x"] + 1})
-        assert len(graphs(of_rank)) == 1
-        of_rank(parts, {"x": BATCH["x"][:1]})
-        assert len(graphs(of_rank)) == 2
-        model.calls = 1
-        assert of_rank(parts, BATCH).item() == pytest.approx(2 * first.item())
-        assert len(graphs(of_rank)) == 3
 
 
 def test_operators_without_gradients_have_none_in_the_program(mesh):
@@ -115,14 +90,6 @@ def test_operators_without_gradients_have_none_in_the_program(mesh):
     factor = found.detach() / wanted.detach()
     mine, theirs = (dict(each.named_parameters())["up.weight"].grad for each in (parts, plain_parts))
     torch.testing.assert_close(mine, factor * theirs)  # the gradient of a product would have a second part
-
-
-def test_other_function_of_the_model_has_its_own_program(mesh):
-    _, parts, of_rank = recorded(mesh)
-    other = of_rank.of(lambda model, batch: model(batch["x"]).sum())
-    with communicating(Doubling()):
-        assert other(parts, BATCH).item() != of_rank(parts, BATCH).item()
-    assert len(graphs(other)) == len(graphs(of_rank)) == 1
 
 
 def refused(mesh, function, said):
@@ -162,26 +129,6 @@ def test_values_of_tensors_are_refused(mesh):
         return loss if loss > 0 else 2 * loss
 
     refused(mesh, branching, "the step cannot be recorded over DTensors: .*run without values of tensors")
-
-
-def test_replicated_buffers_are_whole_on_each_rank(mesh):
-    class Scaled(Model):
-        """As torch makes it: the buffers of a module that is divided are replicated."""
-
-        def forward(self, x):
-            x = DTensor.from_local(x, self.up.weight.device_mesh, [Replicate()], run_check=False)
-            return self.down(self.up(x).relu() * self.scale).full_tensor()
-
-    model = Scaled(mesh)
-    model.scale = distribute_tensor(torch.tensor(3.0), mesh, [Replicate()])
-    parts, of_rank = program_of_rank(model, step, 2)
-    assert torch.equal(parts.scale, torch.tensor(3.0))
-    assert not hasattr(parts.scale, "to_local")
-    assert parts.scale.data_ptr() == model.scale.to_local().data_ptr()
-    up, down = model.whole
-    wanted = (2 * ((BATCH["x"] @ up[:2].t()).relu() * 3) @ down[:, :2].t()).pow(2).mean()
-    with communicating(Doubling()):
-        torch.testing.assert_close(of_rank(parts, BATCH), wanted)
 
 
 def test_divided_buffer_is_refused(mesh):

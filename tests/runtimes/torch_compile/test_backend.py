@@ -100,24 +100,6 @@ def test_batch_norm_uses_the_statistics_of_each_microbatch():
         torch.testing.assert_close(a, b, msg=name)
 
 
-def test_dropout_is_drawn_for_each_microbatch_and_the_same_under_every_cut():
-    torch.manual_seed(1)
-    model = Normed(0.5).double()
-    x = batches(1)[0].expand(8, WIDTH).clone()
-    found = {}
-    for devices in (1, 2, 3):
-        torch._dynamo.reset()
-        compiled = torch.compile(copy.deepcopy(model).eval(), backend=panpipe_backend, options={"devices": devices})
-        compiled._orig_mod.dropout.train()
-        torch.manual_seed(7)
-        found[devices] = [compiled(x), compiled(x)]
-    for devices in (2, 3):
-        torch.testing.assert_close(found[devices], found[1])
-    first, second = found[1]
-    assert not torch.equal(first, second)
-    assert not torch.equal(first[:2], first[2:4])
-
-
 class Broken(nn.Module):
     """A graph break in the middle; both halves are pipelines, and gradients go through."""
 
@@ -148,37 +130,6 @@ def test_autocast_around_the_call_holds_in_the_threads():
         out = torch.compile(model, backend=panpipe_backend)(x)
         torch.testing.assert_close(out, model(x))
     assert out.dtype == torch.bfloat16
-
-
-def test_two_forwards_may_come_before_their_backwards():
-    model = Normed().double().eval()
-    compiled = torch.compile(model, backend=panpipe_backend)
-    x, y = batches(8, 8)
-    a, b = compiled(x), compiled(y)
-    (a.sum() + 2 * b.sum()).backward()
-    ours = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    model.zero_grad()
-    (model(x).sum() + 2 * model(y).sum()).backward()
-    torch.testing.assert_close(ours, [p.grad for p in model.parameters() if p.grad is not None])
-    with pytest.raises(RequestError, match="backward is called a second time"):
-        a.sum().backward()
-
-
-def test_gradients_use_the_dropout_mask_of_the_forward():
-    model = Normed(0.5).double()
-    model.norm.eval()
-    (x,) = batches(8)
-    step = 1e-6 * torch.ones_like(x)
-    compiled = torch.compile(model, backend=panpipe_backend)
-
-    def summed(value):
-        torch.manual_seed(5)  # the same masks
-        return compiled(value).sum()
-
-    (gradient,) = torch.autograd.grad(summed(x.requires_grad_()), x)
-    with torch.no_grad():
-        difference = summed(x.detach() + step) - summed(x.detach() - step)
-    assert difference.item() == pytest.approx(2 * (gradient * step).sum().item(), rel=1e-5)
 
 
 def test_language_model_trains_with_dynamic_shapes():
@@ -311,11 +262,6 @@ class First(nn.Module):
 
     def forward(self, x, a=None, b=None):
         return self.layer(x) if a is None else self.second(torch.tanh(self.first(x))) * (a * b)
-
-
-def test_arguments_that_may_be_shared_together_are_asked_for():
-    with pytest.raises(RequestError, match=r"state which is meant,? with options=\{'batch_dims'"):
-        torch.compile(First(), backend="panpipe", dynamic=True)(torch.randn(8, 1), torch.randn(8), torch.randn(8))
 
 
 def test_samples_along_dimension_1_are_refused():

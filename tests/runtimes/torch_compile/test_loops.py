@@ -182,18 +182,6 @@ def test_hooks_of_a_parameter_see_its_whole_gradient_once():
     assert distance([ours, model.first.weight.grad], [theirs, other.first.weight.grad]) < 1e-6
 
 
-def test_parameters_may_be_frozen_and_unfrozen():
-    model, other = pair()
-    x, run = torch.randn(8, WIDTH), compiled(model)
-    for trains in (False, True):
-        model.first.requires_grad_(trains)
-        other.first.requires_grad_(trains)
-        run(x).square().sum().backward()
-        other(x).square().sum().backward()
-        assert (model.first.weight.grad is not None) == trains
-    assert distance([p.grad for p in model.parameters()], [p.grad for p in other.parameters()]) < 1e-6
-
-
 def test_gradients_of_gradients_are_refused():
     model, _ = pair()
     x = torch.randn(8, WIDTH, requires_grad=True)

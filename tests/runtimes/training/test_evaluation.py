@@ -68,26 +68,6 @@ def test_evaluation_has_the_loss_of_one_process_and_changes_nothing(name):
     pipe.step(case.batch(8, F32))
 
 
-SCHEDULES = (  # of folded stages the rows of v-half below are quick, too
-    "interleaved-1f1b",
-    *(
-        pytest.param(each, marks=pytest.mark.slow)
-        for each in ("dualpipe-v", "1f1b", "zb-v", "gpipe", "looped", "zb-h2", "v-half", "v-min", "gis-h")
-    ),
-)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_kind_of_plan_evaluates(schedule):
-    chunks = 1 if schedule in ("gpipe", "1f1b", "zb-h2") else 2
-    options = {"schedule_name": schedule, "chunks": chunks}
-    pipe, alone = pipeline_of(GPT, 8, 4, plan_options=options)
-    pipe._session.model.eval()
-    assert torch.equal(pipe.evaluate(tokens(8)), loss_alone(alone.eval(), GPT.step, tokens(8), 4))
-    # Other microbatches, another length, and fewer of them.
-    assert torch.equal(pipe.evaluate(tokens(3, 5)), loss_alone(alone, GPT.step, tokens(3, 5), 4))
-
-
 def test_evaluation_does_not_change_later_training():
     case = ALL["batchnorm"]
     (evaluated, _), (untouched, _) = (pipeline_of(case, 8, 4, optimizer=SGD) for _ in range(2))
@@ -102,6 +82,7 @@ def test_evaluation_does_not_change_later_training():
     assert not unequal(state(evaluated._session.model), state(untouched._session.model))
 
 
+@pytest.mark.slow
 def test_evaluation_keeps_accumulated_gradients():
     (evaluated, _), (untouched, _) = (pipeline_of(WEIGHTED, 8, 4, optimizer=SGD, clip_norm=0.05) for _ in range(2))
     for pipe in (evaluated, untouched):
@@ -240,25 +221,6 @@ def test_simulated_evaluation_takes_the_time_of_its_forwards():
 # Rows
 
 
-def nested(model, batch):
-    out = model(batch["x"])
-    return {"logits": out, "best": (out.argmax(-1), None), "x": batch["x"], "twice": out, "positive": batch["x"] > 9}
-
-
-@pytest.mark.parametrize("schedule", [pytest.param("1f1b", marks=pytest.mark.slow), "v-half"])
-def test_rows_of_any_nesting_are_joined_in_order(schedule):
-    options = {"schedule_name": schedule, "chunks": 1 + (schedule == "v-half")}
-    pipe, alone = pipeline_of(GPT, 8, 4, plan_options=options)
-    pipe._session.model.eval()
-    for rows in (8, 7, 2):
-        given = {"x": tokens(rows)["x"]}  # no targets: what the function does not read need not be there
-        found, wanted = pipe.forward(given, nested), joined_alone(alone.eval(), nested, given, 4)
-        (mine, spec), (theirs, other) = map(pytree.tree_flatten, (found, wanted))
-        assert spec == other
-        assert all(a is b is None or torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-        assert not found["logits"].requires_grad
-
-
 REFUSED = (
     (lambda model, batch: model(batch["x"]).mean(), "returns a scalar for 2 samples"),
     (lambda model, batch: {"n": 3, "x": model(batch["x"])}, "returns 3 for 2 samples"),
@@ -384,28 +346,10 @@ def test_batches_of_any_nesting_and_stages_of_several_inputs_and_outputs(devices
     assert all(map(torch.equal, both, wanted))
 
 
-@pytest.mark.filterwarnings("ignore:.*the step is captured again for each new value")
-def test_batches_may_be_tuples_with_plain_values():
-    def step(model, batch):
-        (x, scale), kind, rate, nothing = batch
-        assert nothing is None
-        return model(x).square().mean() * rate + (scale.sum() if kind == "sum" else scale.mean())
-
-    def batch(rows, dtype=F32, kind="sum", rate=0.5):
-        return (torch.ones(rows, 8), torch.arange(3.0)[None]), kind, rate, None
-
-    pipe, alone = pipeline_of(case_of(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), step, batch), 8, 4)
-    losses = []
-    for given in (batch(8), batch(8, kind="mean"), batch(8, rate=2), batch(5)):
-        losses.append(pipe.evaluate(given).item())
-        assert losses[-1] == loss_alone(alone, step, given, 4).item()
-        assert pipe.step(given).item() == losses[-1]
-    assert len(set(losses[:3])) == 3
-
-
 # Ranks
 
 
+@pytest.mark.slow
 def test_ranks_evaluate_like_one_process(tmp_path):
     for rank, found in enumerate(results("evaluation", tmp_path)):
         assert found["losses"] == found["wanted"]

@@ -1,11 +1,9 @@
 """The ``grad`` whose value is not here: its shape may be read, its value may not."""
 
-import copy
-
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.training.state import CLEARED, PARTS, SLICE, SharedGradient
+from panpipe.runtimes.training.state import PARTS, SLICE, SharedGradient
 from torch import nn
 
 
@@ -17,17 +15,6 @@ def model():
     return made
 
 
-def test_shape_and_type_are_those_of_the_parameter(model):
-    gradient = model.weight.grad
-    assert (gradient.shape, gradient.dtype, gradient.device, gradient.numel()) == ((2, 3), torch.float32, CPU, 6)
-    assert repr(gradient) == str(gradient) == f"{gradient}" == "<gradient of 'weight', shared by replicas>"
-    assert model.weight.grad is gradient
-    gradient.requires_grad_(False)
-    assert not gradient.requires_grad
-    copy.deepcopy(model)
-
-
-CPU = torch.device("cpu")
 READS = {
     "norm": lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0),
     "mul_": lambda model: model.weight.grad.mul_(2),
@@ -45,14 +32,6 @@ def test_any_use_of_the_value_is_refused_with_the_name_and_what_to_do(model, nam
     with pytest.raises(RequestError, match=r"of the gradient of '(weight|bias)', which waits for an update") as raised:
         READS[name](model)
     assert str(raised.value).endswith(f"{PARTS}, or use Update(clip_norm=) to clip all of them")
-
-
-@pytest.mark.parametrize("foreach", [True, False])
-def test_clearing_it_to_zero_is_refused(model, foreach):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
-    with pytest.raises(RequestError) as raised:
-        optimizer.zero_grad(set_to_none=False)
-    assert str(raised.value) == CLEARED
 
 
 def test_a_slice_says_where_its_gradient_can_be_read():

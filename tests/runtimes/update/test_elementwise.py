@@ -103,9 +103,3 @@ def test_other_optimizers_are_refused_with_the_reason(make, reason):
     with pytest.raises(RequestError, match=reason) as refusal:
         check_elementwise(make, STAGES)
     assert "shard='none'" in str(refusal.value)
-
-
-def test_check_keeps_the_state_of_random_numbers():
-    before = torch.get_rng_state()
-    check_elementwise(O.AdamW, STAGES)
-    assert torch.equal(torch.get_rng_state(), before)

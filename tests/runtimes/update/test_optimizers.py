@@ -104,19 +104,6 @@ def test_frozen_parameters_are_in_no_group():
     assert all(torch.equal(found[0][name], before.get_parameter(name)) for name in freeze)
 
 
-def test_stage_without_trained_parameters_has_no_optimizer():
-    def head_alone(named):
-        head = [p for n, p in named if n.startswith("head")]
-        return torch.optim.SGD(head, lr=0.1) if head else None
-
-    pipe = pipe_of(CONV, 3, optimizer=head_alone, scheduler=warm_up)
-    before = parameters(pipe._session.model)
-    pipe.step(CASES[CONV].batch(8, F32))
-    assert unequal(before, parameters(pipe._session.model)) == ["head.bias", "head.weight"]
-    assert list(pipe.optimizers) == [2]
-    assert pipe.metrics.learning_rates == [pytest.approx(0.1 * 2 / 3)]
-
-
 @pytest.mark.parametrize("kind", [{"foreach": True}, {"fused": True}])
 def test_foreach_kernels_give_the_same_update(kind):
     def made(named):
@@ -135,15 +122,6 @@ def test_scheduler_is_stepped_once_per_update_in_every_stage(devices):
     check_as_in_one_process(found, two_groups, warm_up, 6)
 
 
-def test_scheduler_is_not_stepped_while_gradients_accumulate():
-    pipe, seen = pipe_of(CONV, scheduler=warm_up), []
-    for index in range(4):
-        pipe.step(CASES[CONV].batch(8, F32), update=index % 2 == 1)
-        seen.append(pipe.metrics.learning_rates[0])
-    assert seen == pytest.approx([1e-2 / 3, 2e-2 / 3, 2e-2 / 3, 1e-2])
-    assert (pipe.metrics.steps, pipe.metrics.updates) == (4, 2)
-
-
 def test_user_schedulers_over_pipe_optimizers():
     pipe = pipe_of(CONV, 3)
     plateaus = [lr_scheduler.ReduceLROnPlateau(each, factor=0.5, patience=0) for each in pipe.optimizers.values()]
@@ -152,11 +130,6 @@ def test_user_schedulers_over_pipe_optimizers():
             plateau.step(metric)
     assert pipe.metrics.learning_rates == [1e-2 / 4, 5e-3 / 4]
     assert {tuple(g["lr"] for g in each.param_groups) for each in pipe.optimizers.values()} == {(2.5e-3, 1.25e-3)}
-
-
-def test_without_an_optimizer_there_are_no_learning_rates():
-    pipe = pipe_of(CONV, optimizer=None)
-    assert (pipe.optimizers, pipe.metrics.learning_rates) == ({}, [])
 
 
 # What is refused
@@ -184,11 +157,6 @@ def of_the_model(model):
     return lambda named: torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def some_groups(named):
-    groups = [{"params": part} for part in ([p for _, p in named if p.ndim < 2], [p for _, p in named if p.ndim == 4])]
-    return torch.optim.SGD([group for group in groups if group["params"]], lr=0.1)
-
-
 def pairs_in_groups(named):
     named = list(named)
     return torch.optim.SGD([{"params": [(n, p) for n, p in named if n.startswith(k)]} for k in ("stem", "head")], lr=1)
@@ -209,11 +177,6 @@ def pairs_in_groups(named):
 def test_unsupported_optimizers_are_refused(optimizer, said):
     with pytest.raises(panpipe.RequestError, match=rf"\A[^\n]*{said}[^\n]*\Z"):
         pipe_of(CONV, 3, optimizer=optimizer)
-
-
-def test_optimizers_of_one_stage_and_of_separate_parameters_are_accepted():
-    pipe_of(CONV, 1, optimizer=Joint).step(CASES[CONV].batch(8, F32))
-    pipe_of(CONV, 3, optimizer=Separate).step(CASES[CONV].batch(8, F32))
 
 
 def other_schedulers():
@@ -239,11 +202,6 @@ def other_schedulers():
 def test_unsupported_schedulers_are_refused(scheduler, said):
     with pytest.raises(panpipe.RequestError, match=rf"\A[^\n]*{said}[^\n]*\Z"):
         pipe_of(CONV, scheduler=scheduler)
-
-
-def test_groups_that_differ_between_stages_have_no_common_schedule():
-    with pytest.raises(panpipe.RequestError, match=r"\A[^\n]*stage 0 has 2 \(lr 0\.1, 0\.1\) and stage [12] has 1"):
-        pipe_of(CONV, 3, optimizer=some_groups, scheduler=lambda o: lr_scheduler.StepLR(o, 1))
 
 
 def test_scheduler_without_an_optimizer_is_refused():

@@ -5,7 +5,7 @@ import copy
 import panpipe
 import pytest
 import torch
-from panpipe.runtimes.update.training import LossScale, unscale
+from panpipe.runtimes.update.training import LossScale
 from torch import nn
 
 from ...support.models import CASES
@@ -158,25 +158,6 @@ def test_a_scaler_resumes_from_its_state():
     own.load_state_dict(state)
     again.step(tapped_batch(8, torch.float32))
     assert own.get_scale() == 2.0**11
-
-
-def test_a_scaler_that_is_not_enabled_changes_nothing():
-    plain, _ = pipeline_of(TAPPED, 8, 4, optimizer=Momentum)
-    pipe, _ = pipeline_of(TAPPED, 8, 4, optimizer=Momentum, scaler=Scaler(enabled=False))
-    assert pipe.plan == plain.plan
-    assert not pipe.plan.sync
-    for each in (pipe, plain):
-        each.step(tapped_batch(8, torch.float32))
-    assert not pipe.metrics.skipped
-    assert differences(pipe._session.model, plain._session.model) == []
-
-
-@pytest.mark.parametrize("weights", [3.0, torch.tensor(3.0, dtype=torch.float64)])
-def test_gradients_in_float64_are_divided_by_weights_in_float64(weights):
-    parameter = nn.Parameter(torch.zeros(4, dtype=torch.float64))
-    parameter.grad = torch.full((4,), 24.0 * torch.pi, dtype=torch.float64)
-    assert unscale([parameter], 1 / (8.0 * weights), torch.device("cpu")) == 0
-    assert parameter.grad.tolist() == pytest.approx([torch.pi] * 4, rel=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.complex64])

@@ -30,9 +30,3 @@ def test_update_that_depends_on_other_parameters_is_refused():
 def test_options_that_depend_on_the_number_of_parameters_are_refused():
     with pytest.raises(RequestError, match=r"gives '0\.weight' other options .*\(lr 0\.5 and 1\.0\)"):
         check_separable(lambda named: torch.optim.SGD([p for _, p in named], lr=1 / len(named)), stages())
-
-
-@pytest.mark.parametrize("make", [torch.optim.AdamW, lambda named: None, lambda named: 1 / 0])
-def test_others_and_those_that_cannot_be_tried_are_accepted(make):
-    check_separable(make, stages())
-    check_separable(lambda named: NormOfAll([p for _, p in named], lr=0.1), stages(1))

@@ -1,18 +1,15 @@
 """Failures as data, in one process and over ranks."""
 
 import importlib
-import json
 import pkgutil
 
 import panpipe
 import pytest
-from panpipe.core.errors import PanpipeError, WorkerError
-from panpipe.runtimes.watch.failure import FAMILIES, LIMIT, LINE_LIMIT, decoded, encoded, shortened, stopped
+from panpipe.core.errors import PanpipeError
+from panpipe.runtimes.watch.failure import FAMILIES, LIMIT, LINE_LIMIT, shortened, stopped
 
 from ...support.failures import FAILURES, described
 from ...support.launch import alone, results
-
-OWN = {name for name, make in FAILURES.items() if isinstance(make(), PanpipeError)}
 
 
 @pytest.fixture(scope="module")
@@ -51,35 +48,6 @@ def test_every_error_class_is_among_the_tested_failures():
     own = {each for each in subclasses(PanpipeError) if each.__module__.startswith("panpipe.")}
     assert set(FAMILIES.values()) <= own
     assert own <= {type(make()) for make in FAILURES.values()}
-
-
-@pytest.mark.parametrize("name", FAILURES)
-def test_failure_arrives_as_its_family_with_message_status_and_details(name):
-    document = encoded(FAILURES[name](), 1)
-    assert document.isascii()
-    assert isinstance(json.loads(document), dict)
-    assert described(decoded(document)) == without_none(expected(name, 1))
-
-
-@pytest.mark.parametrize(
-    "document",
-    ["", "[]", "null", "{}", '{"family": "OSError", "message": "m", "exit_status": 1, "details": {}}',
-     '{"family": "WorkerError", "message": "m", "exit_status": 1, "details": {}}',
-     '{"family": "NothingFits", "message": "m", "exit_status": 3, "details": {"closest": "{}", "limits": []}}',
-     '{"family": "RequestError", "message": "m", "exit_status": "x", "details": {}}',
-     '{"family": "RequestError", "message": "m", "exit_status": Infinity, "details": {}}',
-     '{"family": "RequestError", "message": "m", "exit_status": 1.5, "details": {}}'],
-)  # fmt: skip
-def test_document_that_describes_no_failure_is_a_failure_itself(document):
-    with pytest.raises(WorkerError, match="a rank sent a failure that cannot be read"):
-        decoded(document)
-
-
-def test_failure_that_cannot_be_read_has_a_short_reason():
-    document = json.dumps({"family": "x" * 100_000, "message": "m", "exit_status": 1, "details": {}})
-    with pytest.raises(WorkerError) as failure:
-        decoded(document)
-    assert len(str(failure.value)) < 2 * LINE_LIMIT
 
 
 def test_failure_reasons_are_short_and_printable():

@@ -6,7 +6,7 @@ import time
 import pytest
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.watch import lost_ranks
-from panpipe.runtimes.watch.lost_ranks import hosts_store, linger, not_arrived, reason_of, silent, store_ended
+from panpipe.runtimes.watch.lost_ranks import linger, reason_of
 from panpipe.runtimes.watch.positions import Position
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:28137"
@@ -33,11 +33,6 @@ def short(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
 
 
-def test_ranks_that_publish_nothing_are_silent():
-    assert silent(Store((0, 2)), [0, 1, 2]) == [1]
-    assert silent(Store((0, 2)), [0, 2]) == []
-
-
 @pytest.mark.parametrize(
     ("failure", "alive", "said"),
     [
@@ -53,25 +48,6 @@ def test_ranks_that_publish_nothing_are_silent():
 )
 def test_reason_names_silent_ranks_or_what_this_rank_raised(failure, alive, said):
     assert reason_of(failure, 1, [0, 2], Store(alive)).startswith(said)
-
-
-def test_cause_of_a_transports_failure_is_the_reason():
-    failure = WorkerError("one of ranks 0, 2 stopped answering", (0, 2))
-    failure.__cause__ = RuntimeError(GLOO)
-    assert reason_of(failure, 1, [0, 2], Store()) == "ranks 0, 2 stopped answering: its connection closed"
-
-
-def test_absent_ranks_are_named_with_their_time_and_the_fix():
-    assert not_arrived([1, 3], 4, 30.0).startswith("ranks 1, 3 of 4 did not arrive within 30 s: every rank must call")
-
-
-@pytest.mark.parametrize(
-    ("agent", "hosts", "said"), [("True", False, "the process that started"), ("", True, "rank 0 stopped")]
-)
-def test_host_of_the_store_is_the_launcher_or_rank_0(monkeypatch, agent, hosts, said):
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
-    assert [hosts_store(0), hosts_store(1)] == [hosts, False]
-    assert store_ended().startswith(said)
 
 
 def test_host_of_the_store_lingers_until_others_know_the_reason_or_are_silent(monkeypatch):

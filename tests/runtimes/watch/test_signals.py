@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import threading
 
 import pytest
 from panpipe.runtimes.watch import signals
@@ -48,22 +47,6 @@ def test_every_live_pipeline_is_printed(where, capfd):
     assert capfd.readouterr().err.endswith("no pipeline is open here\n")
 
 
-def test_signal_is_printed_by_whichever_thread_sees_it(where, capfd, monkeypatch):
-    """The main thread in its handler, and a thread that polls while the main thread is inside C++: once a signal."""
-    pipeline = Pipeline("rank 0 is here")
-    where.add(pipeline)
-    where.install()
-    where.install()  # once is enough
-    where.poll()
-    signal.signal(SIGNAL, lambda number, frame: None)  # as a main thread that never runs its handler
-    os.kill(os.getpid(), SIGNAL)
-    where.poll()
-    assert capfd.readouterr().err.count("rank 0 is here") == 1
-    monkeypatch.setattr(signals, "_AGAIN_S", 60.0)
-    where.print()
-    assert capfd.readouterr().err == ""
-
-
 def test_handler_of_the_user_is_left_as_it_is(where):
     def own(number, frame):
         pass
@@ -72,10 +55,3 @@ def test_handler_of_the_user_is_left_as_it_is(where):
     where.install()
     assert signal.getsignal(SIGNAL) is own
     assert where._received is None
-
-
-def test_other_threads_install_nothing(where):
-    thread = threading.Thread(target=where.install)
-    thread.start()
-    thread.join()
-    assert signal.getsignal(SIGNAL) is signal.SIG_DFL

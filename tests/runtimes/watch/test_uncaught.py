@@ -4,15 +4,7 @@ import sys
 
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.watch import uncaught
-from panpipe.runtimes.watch.uncaught import failure_at_exit, print_uncaught_in_a_line
-
-
-def test_failure_at_exit_is_the_one_that_the_interpreter_recorded(monkeypatch):
-    monkeypatch.delattr(sys, "last_value", raising=False)
-    assert failure_at_exit() is None
-    failure = ValueError("own")
-    monkeypatch.setattr(sys, "last_value", failure, raising=False)
-    assert failure_at_exit() is failure
+from panpipe.runtimes.watch.uncaught import print_uncaught_in_a_line
 
 
 def test_uncaught_worker_error_is_printed_in_one_line_and_others_as_before(capsys, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.weights import checkpoint
-from panpipe.runtimes.weights.checkpoint import DTYPES, TensorFile, write_tensors, write_whole
+from panpipe.runtimes.weights.checkpoint import TensorFile, write_tensors, write_whole
 from safetensors.torch import load_file, save_file
 
 TENSORS = {
@@ -31,33 +31,6 @@ def test_file_is_what_the_library_reads_and_the_other_way_round(tmp_path):
             assert file.entries[name].shape == tuple(tensor.shape)
         assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_file_whose_header_has_640_bytes_is_no_pickle(tmp_path):
-    """Its first bytes are 80 02, as those of a pickle of protocol 2."""
-    path = tmp_path / "one.safetensors"
-    write_tensors(path, {"t" * 547: TENSORS["weight"]})
-    assert path.read_bytes()[:2] == b"\x80\2"
-    assert TensorFile(path).entries.keys() == {"t" * 547}
-
-
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_every_dtype_is_written_under_its_name(tmp_path, dtype):
-    path = tmp_path / "one.safetensors"
-    write_tensors(path, {"t": torch.zeros(3, dtype=DTYPES[dtype])})
-    assert load_file(path)["t"].dtype is DTYPES[dtype]
-    assert TensorFile(path).entries["t"].dtype == dtype
-
-
-STRIDED = {"row": torch.arange(8.0)[::2], "column": torch.arange(8.0).view(4, 2)[:, 1], "one": torch.arange(4.0)[::4]}
-"""Tensors whose elements are not adjacent in memory; the last one has a single element."""
-
-
-def test_tensors_with_gaps_between_their_elements_are_written(tmp_path):
-    path = tmp_path / "strided.safetensors"
-    write_tensors(path, STRIDED)
-    read = load_file(path)
-    assert {name: each.tolist() for name, each in read.items()} == {n: each.tolist() for n, each in STRIDED.items()}
 
 
 def test_tensors_are_read_in_pieces_into_any_layout_and_converted(tmp_path, monkeypatch):
@@ -148,3 +121,21 @@ def test_file_that_is_cut_off_after_it_was_opened_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(RequestError, match="is truncated"):
         file.read_into("weight", torch.empty(3, 4))
+
+
+def test_file_whose_header_has_640_bytes_is_no_pickle(tmp_path):
+    """Its first bytes are 80 02, as those of a pickle of protocol 2."""
+    path = tmp_path / "one.safetensors"
+    write_tensors(path, {"t" * 547: TENSORS["weight"]})
+    assert path.read_bytes()[:2] == b"\x80\2"
+    assert TensorFile(path).entries.keys() == {"t" * 547}
+
+
+STRIDED = {"row": torch.arange(8.0)[::2], "column": torch.arange(8.0).view(4, 2)[:, 1], "one": torch.arange(4.0)[::4]}
+
+
+def test_tensors_with_gaps_between_their_elements_are_written(tmp_path):
+    path = tmp_path / "strided.safetensors"
+    write_tensors(path, STRIDED)
+    read = load_file(path)
+    assert {name: each.tolist() for name, each in read.items()} == {n: each.tolist() for n, each in STRIDED.items()}

@@ -17,10 +17,8 @@ from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.profile import measured_cluster, operator_profile
 from panpipe.runtimes.session import Session
 from panpipe.runtimes.trainer import Trainer
-from panpipe.runtimes.update.optimizers import state_share
 from panpipe.runtimes.update.training import Training
-from panpipe.runtimes.weights import places, weights_from
-from safetensors import safe_open
+from panpipe.runtimes.weights import weights_from
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -64,29 +62,6 @@ def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
 # Empty models
 
 
-def test_empty_weights_keeps_buffers_and_tied_weights():
-    model = empty(CONV)
-    assert all(p.is_meta for p in model.parameters())
-    assert not any(b.is_meta for b in model.buffers())
-    gpt = empty()
-    assert gpt.head.weight is gpt.embedding.weight
-    assert not nn.Linear(2, 2).weight.is_meta
-
-
-def test_parameter_registered_under_two_names_stays_one_meta_tensor():
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            shared = nn.Parameter(torch.ones(3), requires_grad=False)
-            self.a, self.b = shared, shared
-
-    with panpipe.empty_weights():
-        model = Twice()
-    assert model.a is model.b
-    assert model.a.is_meta
-    assert not model.a.requires_grad
-
-
 def test_empty_weights_applies_to_its_own_thread_only():
     made = []
     with panpipe.empty_weights():
@@ -118,14 +93,6 @@ def test_initial_values_do_not_depend_on_the_plan(name):
     )
 
 
-def test_a_process_draws_the_same_numbers_for_the_part_of_a_module_that_it_holds():
-    model = empty(CONV)
-    whole = filled(model, [name for name, _ in model.named_parameters()])
-    names = ("stem.bias", "norms.1.weight")
-    assert_equal(filled(model, names), {name: whole[name] for name in names})
-    assert all(p.is_meta for p in model.parameters())
-
-
 def test_a_tied_weight_is_initialised_once_by_the_module_of_its_first_name():
     pipe = pipeline(empty())
     assert pipe._session.model.head.weight is pipe._session.model.embedding.weight
@@ -141,17 +108,6 @@ def test_user_function_initialises():
     found = [values(pipeline(empty(), devices=devices, weights=init)._session.model) for devices in (2, 3)]
     assert_equal(found[0], found[1])
     assert found[0]["blocks.0.up.weight"].std() == pytest.approx(0.5, rel=0.1)
-
-
-def test_init_function_may_replace_tensors():
-    def init(module: nn.Module) -> None:
-        module.to_empty(device="cpu", recurse=False)
-        module.reset_parameters()
-
-    assert_equal(
-        values(pipeline(empty(CONV), CONV, weights=init)._session.model),
-        values(pipeline(empty(CONV), CONV)._session.model),
-    )
 
 
 def test_attention_and_recurrence_initialise_as_their_constructors_do():
@@ -181,20 +137,6 @@ def test_buffers_on_meta_are_initialised_and_those_with_values_are_kept():
     assert_equal(
         {"mean": values(pipeline(model, CONV)._session.model)["norms.0.running_mean"]}, {"mean": torch.full((4,), 0.25)}
     )
-
-
-def test_initialised_model_trains_like_one_process():
-    case = CASES[CONV]
-    optimizer = lambda named: torch.optim.SGD(named, lr=0.1)  # noqa: E731
-    pipe = pipeline(empty(CONV), CONV, optimizer=optimizer)
-    alone = case.model(F32)
-    alone.load_state_dict(pipe._session.model.state_dict())
-    trained = optimizer(alone.named_parameters())
-    for index in range(3):
-        found = pipe.step(case.batch(8, F32)).item()
-        loss = panpipe.reference_step(alone, case.step, case.batch(8, F32), microbatches=4, seed=7, index=index)
-        assert found == pytest.approx(loss.item(), rel=1e-5)
-        trained.step()
 
 
 # Memory
@@ -260,14 +202,6 @@ def test_planning_stays_within_the_memory_limit(monkeypatch):
         panpipe.pipeline(empty(), case.step, case.batch(8, F32), microbatches=4, plan=panpipe.Auto(max_chunks=1))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "share"),
-    [(None, 0), (torch.optim.SGD, 0), (lambda n: torch.optim.SGD(n, momentum=0.9), 1), (torch.optim.AdamW, 2)],
-)
-def test_optimizer_state_share_of_known_optimizers(optimizer, share):
-    assert state_share(optimizer) == share
-
-
 # Checkpoints
 
 
@@ -294,14 +228,6 @@ def test_safetensors_checkpoint_with_other_names_of_tied_weights_and_other_dtype
     save_file(state, tmp_path / "model.safetensors")
     found = values(pipeline(empty(), weights=tmp_path)._session.model)
     assert_equal(found, {n: t.to(torch.bfloat16).to(F32) for n, t in values(model).items()})
-
-
-def test_written_file_is_aligned_and_has_the_metadata_for_transformers(tmp_path):
-    pipeline(empty()).save(tmp_path)
-    with safe_open(tmp_path / "model-00001-of-00001.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text(encoding="utf-8"))
-    assert index["metadata"]["total_size"] == sum(p.nbytes for p in empty().parameters())
 
 
 def test_weights_are_exchanged_with_transformers(tmp_path):
@@ -479,9 +405,3 @@ def test_unwritable_folder_is_refused_when_saving(tmp_path):
     save_file(whole(), tmp_path / "model.safetensors")
     with one_line("has a model.safetensors, which readers would read"):
         pipe.save(tmp_path)
-
-
-def test_places_are_listed_by_the_first_name():
-    model = CASES[GPT].model(F32)
-    names = [place.name for place in places(model)["embedding.weight"]]
-    assert names == ["embedding.weight", "head.weight"]

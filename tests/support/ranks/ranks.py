@@ -53,7 +53,7 @@ from tests.support.failures import FAILURES, described, throw
 from tests.support.models import CASES, PYTHON
 from tests.support.offloading import all_away
 from tests.support.parity import OPTIMIZER, PLANS, SOME, build, distance
-from tests.support.programs import captured_graphs, team_calls
+from tests.support.programs import captured_graphs
 from tests.support.programs.evaluation import joined_alone, loss_alone, state
 from tests.support.programs.offload_features import FEATURES, compared
 from tests.support.programs.optimizing import on_mesh
@@ -134,27 +134,6 @@ def _parity(team, pairs):
         f"{name}, {plan}": attrs.asdict(distance(team, name, torch.float64, 10, 4, **PLANS[plan]))
         for name, plan in pairs
     }
-
-
-def rates(team):
-    """Learning rates after each step, on ranks of which one has no parameters."""
-
-    def step(model, x):
-        return torch.nn.functional.cross_entropy(model(x).square().exp().log(), x.softmax(-1))
-
-    def warm_up(optimizer):
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: (update + 1) / 4)
-
-    torch.manual_seed(0)
-    x = torch.randn(16, 8)
-    options = {"optimizer": torch.optim.AdamW, "scheduler": warm_up, "microbatches": 4, "progress": False}
-    pipe = panpipe.pipeline(torch.nn.Sequential(torch.nn.Linear(8, 8)), step, x, **grouped(**options))
-    found = []
-    for _ in range(3):
-        pipe.step(x)
-        found.append(pipe.metrics.learning_rates)
-    pipe.close()
-    return found
 
 
 @captures((GPT, torch.float32, 8, 4))
@@ -1145,14 +1124,6 @@ def full_disk(team):
     if team.local == (1,):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
     pipe.step(GPT.batch(12, torch.float32))
-
-
-def calls_of_a_team(team):
-    return team_calls.every_call(team)
-
-
-def failing_rank_of_a_team(team):
-    return team_calls.failing_rank(team)
 
 
 def tensor_ranks(team):

@@ -185,8 +185,11 @@ def sgd(parameters):
 AUTOMATIC = {"schedule": "1f1b", "cache": False}
 
 
-def trained(made, optimizer=sgd, steps=3, clip_norm=None, lengths=(), **options):
-    """The largest distances from one process over some steps, the later ones with texts of these lengths."""
+def trained(made, optimizer=sgd, steps=3, clip_norm=None, lengths=(), then=None, **options):
+    """The largest distances from one process over some steps, the later ones with texts of these lengths.
+
+    ``then(pipe, model)`` is called at the end.
+    """
     alone, model, step, batch = made
     options = {"microbatches": MICROBATCHES, "batch_dims": 0, **options}
     pipe = panpipe.pipeline(model, step, batch(), **grouped(optimizer=optimizer, clip_norm=clip_norm, **options))
@@ -214,6 +217,7 @@ def trained(made, optimizer=sgd, steps=3, clip_norm=None, lengths=(), **options)
     found["stages"] = sorted(pipe._session.stage_parameters)
     found["captures"] = captures.count
     found["offloaded"] = pipe.plan.offloaded_bytes
+    found["then"] = then(pipe, model) if then else None
     pipe.close()
     return found
 
@@ -230,12 +234,31 @@ def rows(model, batch):
     return model(batch["x"])
 
 
+WRONG = {
+    "backend is 'simulator'": {"backend": "simulator"}, "devices is given": {"devices": "cpu"},
+    "shard is 'optimizer' and no plan": {"shard": "optimizer"}, "weights is given": {"weights": "file"},
+    "compile is given": {"compile": "inductor"}, "replan is given": {"replan": "auto"},
+    "the ranks of the job are pp=2,dp=1,tp=2": {"mesh": "pp=4"},
+}  # fmt: skip
+"""What is said of options that tensor ranks do not support."""
+
+
 def small():
-    """A plan as ``panpipe plan --tp`` writes it, with clipping."""
+    """A plan as ``panpipe plan --tp`` writes it, with clipping; then a frozen parameter, and wrong options."""
     made = perceptron()
     _, model, function, given = made
     plan = planned(model, function, given())
-    return {"trained": trained(made, steps=2, plan=plan, clip_norm=0.1)}
+    options = {said: grouped(optimizer=sgd, batch_dims=0, microbatches=2, **wrong) for said, wrong in WRONG.items()}
+    wrong = {
+        said: refused(lambda one=one: panpipe.pipeline(model, function, given(), **one))
+        for said, one in options.items()
+    }
+
+    def freeze(pipe, model):
+        model.ups[0].weight.requires_grad_(False)
+        return refused(lambda: pipe.step(given()))
+
+    return {"trained": trained(made, steps=2, plan=plan, clip_norm=0.1, then=freeze), "refused": wrong}
 
 
 def used():

@@ -97,27 +97,3 @@ def test_a_refusal_names_the_line_that_keeps_a_step_whole(step, model, says):
         refuse_too_few(operators, count + 1, count + 1)
     assert count < 4
     assert __file__ in str(refused.value) or isinstance(model, nn.Linear)
-
-
-def test_as_many_stages_as_operators_are_accepted():
-    operators = captured(lambda model, x: model(x).mean())
-    refuse_too_few(operators, len(operators.graph.nodes))
-
-
-def test_sparse_tensors_are_refused_by_name_and_line():
-    model = layers()
-    model.register_buffer("adjacency", torch.eye(6).to_sparse())
-    with pytest.raises(RequestError, match="buffer 'adjacency' is sparse"):
-        captured(lambda model, x: model(x).mean(), model)
-    with pytest.raises(RequestError, match=r"batch\['a'\] is sparse"):
-        captured(lambda model, batch: model(batch["x"]).mean(), batch={"x": X, "a": X.to_sparse()})
-
-
-def test_an_operator_refused_for_sparse_gradients_has_the_line_of_the_step():
-    model = nn.Sequential(nn.Embedding(6, 6, sparse=True))
-
-    def step(model, x):
-        return model(x).mean()
-
-    with pytest.raises(RequestError, match=f"{__file__}:{step.__code__.co_firstlineno + 1}"):
-        captured(step, model, torch.zeros(4, dtype=torch.int64))

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step
 from torch import Tensor, nn
 
 from ....support.by_stages import compare
@@ -132,9 +130,3 @@ OTHERS = [{"cuts": 1}, {"cuts": 2, "recompute": True}]
 def test_assigned_buffers_and_gradients_equal_eager(use, options):
     torch.manual_seed(0)
     compare(Between(use).double(), the_step, torch.randn(3, WIDTH, dtype=torch.float64), **options)
-
-
-def test_operators_after_an_assignment_can_be_cut():
-    model = nn.Sequential(Between(average), *(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
-    operators = operators_of(capture_step(model, the_step, torch.randn(3, WIDTH)))
-    assert sum("linear" in name for name in operators.members) >= 7

@@ -94,26 +94,6 @@ def test_fused_attention_with_dropout_saves_no_scores(fused):
     assert programs.recompute.inputs == ()
 
 
-def test_keyed_attention_leaves_the_generator_as_it_was(fused):
-    x = torch.randn(1, HEADS, 4, 4)
-    before = torch.get_rng_state()
-    masks = []
-    for seed in (1, 1, 2):
-        with KeyedRandom(random_key(seed, 0, 0)) as mode:
-            masks.append(aten._scaled_dot_product_efficient_attention(x, x, x, None, True, 0.5)[0])
-        assert mode.ordinal == 1
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(masks[0], masks[1])
-    assert not torch.equal(masks[0], masks[2])
-
-
-def test_attention_without_dropout_draws_nothing(fused):
-    x = torch.randn(1, HEADS, 4, 4)
-    with KeyedRandom(random_key(0, 0, 0)) as mode:
-        aten._scaled_dot_product_efficient_attention(x, x, x, None, True, 0.0)
-    assert mode.ordinal == 0
-
-
 @pytest.mark.parametrize("kernel", keyed_attention.RULES, ids=str)
 def test_keyed_kernels_of_a_gpu_have_the_results_that_their_backward_reads(kernel):
     """By torch's fake kernels, for tensors of a GPU."""
@@ -133,10 +113,3 @@ def test_keyed_kernels_of_a_gpu_have_the_results_that_their_backward_reads(kerne
             continue
         same = [(v.shape, v.stride(), v.dtype, v.device) if isinstance(v, torch.Tensor) else v for v in (one, other)]
         assert same[0] == same[1]
-
-
-def test_a_cpu_has_no_fused_attention_with_dropout():
-    """If this fails, torch has one: then attention with dropout need not be computed in parts on a CPU."""
-    x = torch.randn(1, HEADS, 4, 4)
-    with pytest.raises(RuntimeError, match="dropout"):
-        aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.5)

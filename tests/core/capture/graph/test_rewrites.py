@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step
 from panpipe.runtimes.diagnose.doctor import CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
@@ -75,8 +73,3 @@ def test_rewritten_operators_train_like_one_process(name):
     check = checked.check(ThreadTeam(2), "zb-h1", 1)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
-
-
-def test_every_layer_is_a_separate_operator():
-    operators = operators_of(capture_step(MODELS["lstm"](), step, batch()))
-    assert sum("lstm" in node.name for node in operators.graph.nodes) == 3

@@ -142,29 +142,3 @@ def test_wide_tensor_is_computed_again_if_that_saves_memory(function, tensors, s
     again = saved_bytes(Narrow(function), lambda model, batch: model(batch), batch)
     save("wide")
     assert saved_bytes(Narrow(function), lambda model, batch: model(batch), batch) - again == tensors * MANY * WIDTH * 2
-
-
-class Narrowed(nn.Module):
-    """A product after a cast of what a function computes in float32 from the layer's input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function, self.layer = function, nn.Linear(WIDTH, WIDTH).to(torch.bfloat16)
-
-    def forward(self, x):
-        return self.layer(self.function(x).to(torch.bfloat16)).float()
-
-
-@pytest.mark.parametrize(
-    ("function", "tensors"),
-    [
-        (lambda x: x.sigmoid() * x, 1),  # both factors are saved for their product's backward
-        (lambda x: x + 1, 0),  # its input is not read otherwise
-        (lambda x: x @ x.new_ones(WIDTH, WIDTH), 0),  # a product is no pass over memory
-    ],
-)
-def test_only_what_is_computed_from_saved_tensors_is_cast_again(function, tensors, save):
-    model = nn.Sequential(nn.Embedding(32, WIDTH), Narrowed(function))
-    again = saved_bytes(model, mean)
-    save("casts")
-    assert saved_bytes(model, mean) - again == tensors * ROWS * LENGTH * WIDTH * 2

@@ -2,10 +2,6 @@
 
 import pytest
 import torch
-from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.programs.joint_graph import forward_checks, trace_joint
-from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.runtimes.diagnose.doctor import TOLERANCES, CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import Tensor, nn
@@ -59,11 +55,3 @@ def test_singular_matrix_raises_as_in_one_process(checked):
     team.close()
     assert check.distance is None
     assert "linalg.cholesky" in check.problem
-
-
-def test_joint_graph_has_no_effect_tokens():
-    captured = capture_step(Solved().double(), step, torch.randn(3, 6, dtype=torch.float64))
-    operators = operators_of(captured)
-    joint = trace_joint(stage_graph(operators, [[node.name for node in operators.graph.nodes]], 0))
-    assert forward_checks(joint)
-    assert not any("with_effects" in str(node.target) for node in joint.graph.nodes)

@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 import torch
-from panpipe.core.capture.programs.generated_code import restrided
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -158,14 +157,3 @@ def test_dropout_of_images_with_channels_last():
     model = model.double().to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64).to(memory_format=torch.channels_last)
     compare(model, the_step, x, 3, split=True)
-
-
-def test_restrided_copies_only_if_a_stride_matters():
-    x = torch.randn(3, 4)
-    copied = restrided(x, (1, 3))
-    assert copied.stride() == (1, 3)
-    assert torch.equal(copied, x)
-    row = torch.randn(1, 4)
-    shown = restrided(row, (1, 1))
-    assert shown.stride() == (1, 1)
-    assert shown.data_ptr() == row.data_ptr()

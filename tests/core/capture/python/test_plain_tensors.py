@@ -107,14 +107,6 @@ def test_step_around_it_trains_like_one_process(case):
     assert check.distance.within(1e-12, 1e-12), check
 
 
-def test_step_around_it_prints_once(capsys):
-    torch.manual_seed(0)
-    with pytest.warns(UserWarning, match="so this is shown once, now"):
-        captured = capture_step(Model(printing), step, batch(2))
-    assert list(captured.regions) == ["particular"]
-    assert capsys.readouterr().out == "mean tensor(nan, shape=()) nan\n"
-
-
 def test_assigned_data_is_refused_with_the_line():
     def exchanged(model, x):
         model.seen.data = model.seen.data * 0.9 + x.detach().mean(0)
@@ -122,11 +114,3 @@ def test_assigned_data_is_refused_with_the_line():
 
     with pytest.raises(RequestError, match=r"test_plain_tensors\.py:\d+ in exchanged: the step assigns \.data"):
         capture_step(Model(exchanged), step, batch(2))
-
-
-def test_vmap_trains_like_one_process():
-    torch.manual_seed(0)
-    checked = CheckedModel(Model(lambda model, x: torch.vmap(lambda row: row.sin())(x)), step, batch(), 3)
-    check = checked.check(ThreadTeam(2), "1f1b", 1)
-    assert check.distance is not None, check
-    assert check.distance.within(1e-12, 1e-12), check

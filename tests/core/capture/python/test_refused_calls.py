@@ -31,12 +31,27 @@ def load(path):
     return nn.Linear(4, 4), lambda m, b: F.mse_loss(m(b["x"]), torch.load(path).expand(len(b["x"]), 4))
 
 
+def communicate(path):
+    def step(m, b):
+        torch.distributed.broadcast(torch.randperm(2), src=0)
+        return m(b["x"]).square().mean()
+
+    return nn.Linear(4, 4), step
+
+
 def pipeline(model, step, batch):
     panpipe.pipeline(model, step, batch, optimizer=torch.optim.SGD, microbatches=2)
 
 
 @pytest.mark.parametrize("door", [pipeline, capture_step])
-@pytest.mark.parametrize(("make", "said"), [(cond, r"torch\.where"), (load, "register what it holds as a buffer")])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (cond, r"torch\.where"),
+        (load, "register what it holds as a buffer"),
+        (communicate, "communicates with other processes"),
+    ],
+)
 def test_call_is_refused_with_its_line_and_the_fix(make, said, door, tmp_path):
     with pytest.raises(RequestError, match=said) as refusal:
         door(*make(tmp_path / "weights.pt"), {"x": torch.randn(4, 4)})

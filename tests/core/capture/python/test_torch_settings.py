@@ -5,7 +5,6 @@ import torch
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.python.torch_settings import (
     SETTINGS,
-    Autocasts,
     torch_settings,
 )
 from torch import nn
@@ -38,26 +37,6 @@ def test_changed_torch_setting_is_detected_by_name(name):
     CHANGES[name]()
     now = torch_settings()
     assert [key for key, *pair in zip(SETTINGS, before, now, strict=True) if pair[0] != pair[1]] == [name]
-
-
-def test_autocast_can_be_left_and_entered_again():
-    with torch.autocast("cpu", torch.bfloat16):
-        around = Autocasts.now()
-        with around.suspended():
-            assert not torch.is_autocast_enabled("cpu")
-            with around.resumed():
-                assert Autocasts.now() == around
-        assert Autocasts.now() == around
-    assert Autocasts.now().entered == ()
-
-
-def test_operators_of_a_step_that_is_captured_under_autocast_are_those_of_its_dtype():
-    model, x = nn.Linear(4, 4), torch.randn(2, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        step = capture_step(model, lambda m, b: m(b["x"]).float().sum(), {"x": x})
-    assert torch.bfloat16 in {
-        node.meta["val"].dtype for node in step.graph.nodes if hasattr(node.meta.get("val"), "dtype")
-    }
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

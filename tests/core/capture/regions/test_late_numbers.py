@@ -107,24 +107,6 @@ def test_a_module_that_returns_a_number_of_its_values_is_refused_when_it_changes
         compare(Returned().double(), the_step, x, 2, real=-x)
 
 
-def test_tied_weights_stay_tied_in_an_untraced_end_of_the_step():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.last.weight = self.first.weight
-
-        def forward(self, x):
-            x = self.first(x)
-            if x.sum() > 0:
-                x = x * 2
-            return self.last(x).sum(1)
-
-    torch.manual_seed(0)
-    for real in batches():
-        compare(Tied().double(), the_step, batches()[0], 2, real=real)
-
-
 class Masked(nn.Module):
     """Branches on values; takes no mask of another size."""
 
@@ -149,16 +131,6 @@ class OtherwiseWhenCaptured(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mask = x.new_ones(x.shape[0], self.width) if self.asks() else None
         return self.last(self.masked(x, mask))
-
-
-def exporting() -> bool:
-    return torch.compiler.is_exporting()
-
-
-@pytest.mark.parametrize("width", [pytest.param(WIDTH, marks=pytest.mark.slow), WIDTH + 1])
-def test_code_that_checks_for_export_may_run_differently_from_eager(width):
-    torch.manual_seed(0)
-    compare(OtherwiseWhenCaptured(width, exporting).double(), the_step, batches()[0], 2)
 
 
 def test_module_that_fails_only_in_capture_is_refused_with_its_line():

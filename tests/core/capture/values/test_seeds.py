@@ -71,10 +71,3 @@ def test_step_that_sets_a_seed_and_draws_is_refused_with_its_line(noise):
 def test_seed_before_the_step_and_seed_without_draw_are_allowed(noise):
     torch.manual_seed(0)
     capture(noise)
-
-
-def test_checkpointed_part_of_a_step_restores_states_itself():
-    def part(x):
-        return torch.utils.checkpoint.checkpoint(drawn, x, use_reentrant=False)
-
-    capture(part)

@@ -1,36 +1,13 @@
 """The user's lines in refusals, and what is said of errors inside torch."""
 
-import warnings
-
 import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
-from panpipe.core.capture.values.user_lines import line_of, reason_of
 from panpipe.core.errors import RequestError
 from torch import nn
-
-
-def test_an_operator_of_the_step_has_the_line_of_the_step():
-    def helper(x):
-        return x.sin()
-
-    def step(model, x):
-        return helper(model(x)).mean()
-
-    step_graph = capture_step(nn.Linear(4, 1), step, torch.randn(3, 4)).graph
-    lines = {str(node.target): line_of(node) for node in step_graph.nodes if node.op == "call_function"}
-    assert lines["aten.sin.default"] == f"{__file__}:{helper.__code__.co_firstlineno + 1}"
-    assert lines["aten.mean.default"] == f"{__file__}:{step.__code__.co_firstlineno + 1}"
-
-
-def test_internal_assertion_of_torch_is_shortened():
-    text = 'self.defined() INTERNAL ASSERT FAILED at "/pytorch/x.cpp":12, please report a bug to PyTorch. no storage'
-    assert reason_of(RuntimeError(text)) == "torch fails internally (no storage)"
-    assert reason_of(RuntimeError("first\nsecond")) == "RuntimeError: first"
-    assert reason_of(KeyError()) == "KeyError"
 
 
 def test_operator_without_a_program_is_refused_with_its_line(monkeypatch):
@@ -62,17 +39,3 @@ def test_warning_of_kept_values_names_the_users_line():
         capture_step(nn.Linear(4, 1), step, torch.randn(3, 4))
     place = next((one.filename, one.lineno) for one in caught if "'seen'" in str(one.message))
     assert place == (__file__, step.__code__.co_firstlineno + 2)
-
-
-def test_values_kept_by_a_hook_are_restored():
-    model, kept = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), {}
-    model[0].register_forward_hook(lambda module, given, result: kept.__setitem__("h", result))
-
-    def step(model, x):
-        return model(x).mean() + kept["h"].square().mean()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for rows in (3, 2):
-            capture_step(model, step, torch.randn(rows, 4))
-    assert kept == {}

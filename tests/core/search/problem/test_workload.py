@@ -92,6 +92,7 @@ def test_faster_devices_get_more_work():
     assert plan.prediction.step_s < 1.15 * 32 * 3 * 24 / 2.5
 
 
+@pytest.mark.slow
 def test_stages_recompute_only_if_memory_is_short():
     graph = chain(saved_bytes=40)
     roomy, tight = (fully_connected(4, size, 1e9, 0.0) for size in (10**5, 350))

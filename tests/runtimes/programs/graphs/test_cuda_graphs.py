@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 from panpipe.core.capture.graph.random_draws import GraphGenerators, graph_generators
-from panpipe.runtimes.programs.graphs.graph_pool import _INVALID, CudaGraphPool, graph_pool, has_graphs
+from panpipe.runtimes.programs.graphs.graph_pool import _INVALID, CudaGraphPool
 
 CPU = torch.device("cpu")
 
@@ -86,22 +86,6 @@ def test_failed_capture_is_ended_and_raises_its_own_error(pool):
     assert GRAPHS[0][1]["pool"] == POOLS[1].id, "the pool of an invalid capture takes no other one"
 
 
-def test_pool_is_kept_after_an_error_that_leaves_the_capture_valid(pool):
-    def run():
-        raise ValueError("the reason")
-
-    with pytest.raises(ValueError, match="the reason"):
-        pool.capture(run, GraphGenerators(CPU, []))
-    assert len(POOLS) == 1
-
-
-def test_allocations_and_bytes_are_those_of_the_pool(pool):
-    with pool.allocating():
-        GRAPHS.append("inside")
-    assert GRAPHS == [("allocate", (0, 7), CPU), "inside", "allocated"]
-    assert pool.bytes == 120
-
-
 def as_host_tensor(memory, device):
     """As torch makes a tensor of a CUDA array, for memory of the host."""
     interface = memory.__cuda_array_interface__
@@ -125,8 +109,3 @@ def test_alias_has_the_memory_and_the_layout_of_a_tensor(dtype, pool, monkeypatc
         assert torch.equal(pool.alias(lazy), lazy)
     empty = torch.empty(0)
     assert pool.alias(empty) is empty
-
-
-def test_graphs_are_those_of_the_device_type(pool):
-    assert (has_graphs("cuda"), has_graphs("cpu")) == (True, False)
-    assert isinstance(graph_pool(torch.device("cuda", 0)), CudaGraphPool)

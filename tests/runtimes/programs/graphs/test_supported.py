@@ -8,27 +8,19 @@ from attrs import evolve
 from panpipe.backends import memcpy
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.memory_policy import StageOffload
-from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.programs.graphs.supported import check_device, check_plan, check_sharing
+from panpipe.runtimes.programs.graphs.supported import check_plan, check_sharing
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn
 
 from ....support.backends.fake_graphs import install
-from ....support.cuts import batch_on
-from ....support.models import CASES, PYTHON, Case
+from ....support.models import PYTHON, Case
 from ....support.parity import OPTIMIZER
 from ....support.plans import scheduled
 from ....support.ranks.teams import pipeline_on
 
 PLAN = scheduled("1f1b", 2, 4)
-
-
-def test_devices_without_graphs_are_refused():
-    check_device("cuda")
-    with pytest.raises(RequestError, match="needs CUDA devices, and the model would be on cpu: give devices='cuda'"):
-        check_device("cpu")
 
 
 def test_plans_that_send_gradients_early_or_offload_are_refused():
@@ -100,17 +92,3 @@ def test_no_device_runs_before_all_devices_have_captured(monkeypatch):
     pipe.step(CASE.batch(6, torch.float32))
     pipe.close()
     assert events[events.index("captured") + 1 :] == [0, 0, 0]
-
-
-def test_device_that_cannot_be_bound_is_awaited_by_no_other(monkeypatch):
-    def refused(self, *given):
-        if self.device == 1:
-            raise RequestError("the reason")
-        return bind(self, *given)
-
-    bind = Executor.bind
-    monkeypatch.setattr(Executor, "bind", refused)
-    install(monkeypatch)
-    pipe = pipeline_on(ThreadTeam(2, memcpy.KIND), CASES["tied gpt with dropout"], 8, 4, OPTIMIZER, graphs=True)
-    with pytest.raises(RequestError, match="the reason"):
-        pipe.step(batch_on(CASES["tied gpt with dropout"], 8, torch.float32, "cpu"))

@@ -8,7 +8,6 @@ from panpipe.core.errors import WorkerError
 from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.update.training import Training
-from torch import nn
 
 from ....support.backends.fake_graphs import install
 from ....support.cuts import batch_on
@@ -182,38 +181,6 @@ def test_trace_has_the_saved_tensors(monkeypatch):
         assert all(last == 0 < peak for peak, last in with_graphs.values())
 
 
-class Cast(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(4)))
-
-    def forward(self, x):
-        return self.layers(x)
-
-
-def autocast_step(model, batch):
-    with torch.autocast("cpu", torch.bfloat16):
-        return nn.functional.mse_loss(model(batch["x"]).float(), batch["y"])
-
-
-def _vectors(rows, dtype):
-    drawn = torch.randn(2, rows, 16, generator=torch.Generator().manual_seed(rows))
-    return {"x": drawn[0], "y": drawn[1]}
-
-
-def cast_model(dtype):
-    torch.manual_seed(0)
-    return Cast()
-
-
-AUTOCAST = Case(cast_model, autocast_step, _vectors)
-
-
-@pytest.mark.parametrize("plan", ["1f1b", "interleaved"])
-def test_casts_of_weights_are_computed_in_every_step(plan, monkeypatch):
-    compare(steps(AUTOCAST), monkeypatch, AUTOCAST, plan)
-
-
 @pytest.mark.slow
 def test_replicas_have_the_same_bits_over_the_slots_of_nccl(tmp_path):
     for found in results("graphs", tmp_path, 4, MESH="pp=2,dp=2"):
@@ -296,23 +263,3 @@ def test_scaled_losses(monkeypatch):
         found.append([*train(pipe), torch.tensor(scaler.get_scale()), *tensors_of(pipe)])
     assert found[0][3] == 4.0 * 2**3
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
-class Filter(nn.Module):
-    """Multiplies frequencies by complex numbers: its backward reads lazy conjugates."""
-
-    def __init__(self):
-        super().__init__()
-        self.values = nn.Parameter(torch.randn(9, dtype=torch.complex64))
-
-    def forward(self, x):
-        return torch.fft.irfft(torch.fft.rfft(x) * self.values, n=16)
-
-
-def test_complex_parameters(monkeypatch):
-    def model(dtype):
-        torch.manual_seed(0)
-        return nn.Sequential(*(Filter() for _ in range(4)))
-
-    case = Case(model, lambda model, batch: nn.functional.mse_loss(model(batch["x"]), batch["y"]), _vectors)
-    compare(steps(case), monkeypatch, case)
