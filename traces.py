@@ -1,6 +1,6 @@
 """Traces of steps, simulated and measured: files, comparison, and the report page."""
 
-from .core.report.facts import Check, Checked, ReportFacts
+from .core.report.data import Check, Checked, ReportFacts
 from .core.report.page import write_report
 from .core.trace.compare import compare
 from .core.trace.perfetto import write_trace

@@ -121,10 +121,6 @@ def bundled_model(name: str) -> Bundled:
 def check_model_name(name: str, *, bundled: bool = True) -> None:
     """Refuse a name that no model has, without importing torch or the model's module.
 
-    Args:
-        name: as the command line has it.
-        bundled: whether bundled models count.
-
     Raises:
         RequestError: it is neither bundled nor written ``module:factory``, or no such module is found.
     """
@@ -167,8 +163,6 @@ def make(
     """Model on meta, step and example batch.
 
     Args:
-        name: see `is_bundled`.
-        batch: samples of a step.
         sequence: tokens of a sample; as published if None.
         tensor: number of tensor ranks that share the model; above 1 the result is the part of one (`tensor_ranks`).
         by_tokens: whether tensor ranks also share the tokens between their layers (sequence parallelism).

@@ -37,7 +37,6 @@ class Case:
 
     Args:
         name: kind of operator and its size. A fit leaves out all samples of a case together.
-        calls: name → function without arguments, and the kernel that it runs.
     """
 
     name: str
@@ -48,8 +47,6 @@ def profile_kernels(device: torch.device, dtype: torch.dtype, *, scale: int = 1,
     """Time operators of each kind in several sizes.
 
     Args:
-        device: the device that runs them.
-        dtype: of their tensors.
         scale: factor on rows, and on elements of memory-bound operators, for a GPU.
         repeats: runs of each; the shortest counts, because disturbances only lengthen a run.
 
@@ -249,12 +246,7 @@ def _copied(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def model_samples(work: ModelWork, measured: OpGraph) -> list[Sample]:
-    """One sample each of F, I and W for all operators that do the same work, with the median of their times.
-
-    Args:
-        work: kernels of the model's operators.
-        measured: the operators with measured times.
-    """
+    """One sample each of F, I and W for all operators that do the same work, with the median of their times."""
     times: Mapping[int, list[tuple[str, tuple[float, ...]]]] = defaultdict(list)
     kernels: dict[int, tuple[tuple[str, tuple[Kernel, ...]], ...]] = {}
     for node, operator in zip(measured.nodes, work.operators, strict=True):

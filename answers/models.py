@@ -98,9 +98,6 @@ def load_model(name: str) -> Made:
 def _in_one_line(what: str) -> Iterator[None]:
     """Replace an exception of the user's code, except ImportError, by one line with the place in that code.
 
-    Args:
-        what: the beginning of the message: the code that runs.
-
     Raises:
         RequestError: the code raises an exception, or exits.
     """
@@ -140,10 +137,7 @@ class PlannedModel:
 
     Args:
         model: the module; on the meta device, if it could be constructed there.
-        leaves: the microbatch, flattened.
-        operators: the operators of the captured step.
         samples, tokens: size of a whole batch; tokens are known only for bundled language models.
-        microbatches: the number of microbatches that the batch is split into.
         sizes: bytes of every parameter.
         repeated: layers of which the captured model has only some; None if it has all.
     """
@@ -187,8 +181,6 @@ def planned_model(
     """Construct and capture a model.
 
     Args:
-        name: ``module:factory``, or the name of a bundled model.
-        microbatches: the number of microbatches that the example batch is split into.
         batch, sequence: samples, and tokens of a sample, of a bundled model; if None one sample for each microbatch,
             and the published length.
         dtype: one of `DTYPES`, for parameters and activations; the model's own if None.

@@ -47,9 +47,6 @@ def print_table(
     """Print a table on standard output.
 
     Args:
-        title: above it; empty for none.
-        columns: headings.
-        rows: their cells; floats are rounded.
         texts: columns of text, in addition to the first; the other columns are right-aligned.
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))

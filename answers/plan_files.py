@@ -15,13 +15,7 @@ from .output import note
 
 @frozen
 class PlanFile:
-    """The contents of a plan file or a schedule file.
-
-    Args:
-        plan: the plan; for a schedule file, one without costs.
-        is_schedule: whether it is a schedule file.
-        lowered: the lowered actions, if a schedule file has them.
-    """
+    """The contents of a plan file or a schedule file."""
 
     plan: Plan
     is_schedule: bool = False

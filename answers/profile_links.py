@@ -45,11 +45,8 @@ class LinkProfile:
     """The measured links, and the cluster that is fitted to them.
 
     Args:
-        cluster: the devices and their links.
         alone: (sender, receiver) → latency and rate of the pair, fitted to messages without other traffic.
         tree: the shared links, with the measurements of several pairs at the same time.
-        copies: measured copies between the first device and its host.
-        what: the machine and transport, in one line.
     """
 
     cluster: Cluster
@@ -65,13 +62,9 @@ def profile_links(
     """Measure the links between ranks and print them. A process that is not a rank starts ranks that do this.
 
     Args:
-        where: the type of device that the messages' tensors are on.
         kind: the type of the devices in the file, from the catalogue.
         ranks: how many to start; None under torchrun.
         backend: the transport; that of training by default.
-        repeats: how often each message is sent.
-        out: the cluster file to write.
-        json: whether to print JSON.
 
     Returns:
         The exit status.
@@ -221,9 +214,6 @@ def measure_links(
     """Measure every pair alone, and groups together.
 
     Args:
-        team: the devices; two at least.
-        device: device → its torch device.
-        groups: groups that send to all others.
         sizes: bytes of messages, multiples of 4: they are float32, which every backend moves.
         repeats: of each size, at least one; the lower quartile counts.
 

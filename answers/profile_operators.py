@@ -38,14 +38,7 @@ def fit_device(
 
     Args:
         model: the model whose operators are measured; panpipe's own operators of every kind if None.
-        where: the device that runs them.
         base: the catalogue's device with the peak rates.
-        dtype: number type.
-        threads: number of threads of an operator on a CPU.
-        repeats: runs of each operator.
-        title: name of the device in the file.
-        out: a catalogue file to write.
-        json: whether to print only JSON.
     """
     if where.type == "cpu":
         torch.set_num_threads(threads)

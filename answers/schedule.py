@@ -17,43 +17,34 @@ _SINGLE = {bool: "true or false", int: "a whole number", float: "a number", str:
 """Types of parameters that have one value, in words."""
 
 
-def build_schedule(
-    name: str, stages: UniformStages, chunks: int | None, given: Mapping[str, Any], memory_limit: float | None
-) -> Scored:
+def build_schedule(name: str, stages: UniformStages, given: Mapping[str, Any], *, limited: bool = True) -> Scored:
     """The named schedule; for ``auto`` the fastest one found, over every number of chunks.
 
     Args:
-        name: name of a schedule family, or ``auto``.
-        stages: the pipeline.
-        chunks: number of stages of a device; if None the family's usual number, and for ``auto`` several are tried.
+        stages: the pipeline; without ``chunks`` the family's usual number is used, and several by ``auto``.
         given: parameters of the schedule, or of the search.
-        memory_limit: of a device; the unit is its saved tensors for one microbatch.
 
     Raises:
         RequestError: there is no such schedule, or it has no such parameter.
         InfeasibleError: the schedule exceeds the memory limit.
     """
-    problems = [stages.problem(count, memory_limit) for count in _chunks_to_try(name, chunks, stages)]
+    limit = stages.memory_limit if limited else None
     if name == "auto":
         _check_parameters("auto", PARAMETERS, given)
-        check_search(given, memory_limit)
-        return run_search(problems, given)
+        check_search(given, limit)
+        return run_search([stages.problem(count, limit) for count in stages.chunks_to_try or CHUNKS_TO_TRY], given)
     family = find_family(name)
+    usual = stages.chunks is None and family.chunks is not None  # whatever the number of stage factors
+    problem = stages.problem(family.usual_chunks if usual else (*stages.chunks_to_try, family.usual_chunks)[0], limit)
     known = inspect.signature(family.build).parameters
     _check_parameters(name, {key: one.annotation for key, one in known.items()}, given)
-    scored = score(problems[0], family.build(problems[0], **given))
+    scored = score(problem, family.build(problem, **given))
     _check_limit(scored)
     return scored
 
 
 def _check_parameters(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse a parameter that a schedule does not have, or a value of another type than its own.
-
-    Args:
-        name: of the schedule.
-        known: the type of each parameter.
-        given: the values.
-    """
+    """Refuse a parameter that a schedule does not have, or a value of another type than its own in ``known``."""
     unknown = next((key for key in given if key not in known), None)
     if unknown is not None:
         option = "--" + unknown.replace("_", "-")
@@ -84,17 +75,6 @@ def _in_words(kind: Any) -> str:
     if kind in _SINGLE:
         return _SINGLE[kind]
     return "a list, each " + " or ".join(_in_words(each) for each in get_args(kind))
-
-
-def _chunks_to_try(name: str, chunks: int | None, stages: UniformStages) -> tuple[int, ...]:
-    """The given number; otherwise the one that follows from ``--stage-scale``; otherwise the usual ones."""
-    if chunks is not None:
-        return (chunks,)
-    scaled = stages.chunks_by_scales
-    if name == "auto":
-        return scaled or CHUNKS_TO_TRY
-    family = find_family(name)
-    return (scaled[0] if scaled and family.chunks is None else family.usual_chunks,)
 
 
 def _check_limit(scored: Scored) -> None:
@@ -131,12 +111,7 @@ def check_search(given: Mapping[str, Any], limit: float | None) -> None:
 
 
 def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) -> Scored:
-    """Search schedules; `check_search` has checked the parameters.
-
-    Args:
-        problems: one for each number of chunks to try.
-        given: ``evaluations``, ``seconds`` and ``seed``.
-    """
+    """Search schedules of several numbers of chunks; `check_search` has checked the parameters."""
     from ..core.search.orders.auto import find_schedule  # imported here: compiled code takes a second to load
 
     return find_schedule(problems, resident_families(), **given)

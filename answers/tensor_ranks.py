@@ -46,10 +46,7 @@ def check_tensor_ranks(name: str, model: nn.Module, sizes: dict[str, int], tenso
     """Refuse a model that these tensor ranks cannot share.
 
     Args:
-        name: of the model, for errors.
-        model: of transformers.
         sizes: what is split: attention heads and their groups, and the inner dimension of the MLP.
-        tensor: number of tensor ranks.
 
     Raises:
         RequestError: there is no plan for its class, or a size is no multiple of ``tensor``.
@@ -87,7 +84,6 @@ def model_of_rank(model: nn.Module, tensor: int, rank: int = 0, *, tokens: int |
 
     Args:
         model: on meta; changed in place. `check_tensor_ranks` has checked it.
-        tensor: number of ranks.
         rank: number of the rank; all of them have the same costs.
         tokens: of a sample, for sequence parallelism; None without it.
 
@@ -162,9 +158,7 @@ def share_experts(name: str, model: nn.Module, ranks: int) -> None:
     """Keep a rank's experts of each mixture layer, as batched products over equally many tokens each.
 
     Args:
-        name: of the model, for errors.
         model: of transformers, on meta; changed in place. Its experts are parameters of all of them, as of version 5.
-        ranks: number of ranks.
 
     Raises:
         RequestError: there are none, or the ranks cannot share them equally.

@@ -1,10 +1,9 @@
 """``panpipe backends``: all transports, which of them work here, and why the others do not."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from ..answers.options import argument, flag, json_flag, option
 from ..answers.output import note, print_json, print_table
 from ..backends.conformance import examine
 from ..backends.kind import BackendKind, dtype_name
@@ -15,16 +14,11 @@ from ..core.plugins import LeftOut
 
 
 def backends(
-    name: Annotated[str | None, typer.Argument(help="Show only this one.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Run the conformance suite for it.")] = False,
-    devices: Annotated[int, typer.Option(help="Number of devices for the suite.", min=2)] = 3,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            help="cpu or cuda: the device of the suite's tensors; cpu if the backend supports it.", show_default=False
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    name: str | None = argument("Show only this one."),
+    check: bool = flag("Run the conformance suite for it.", "--check"),
+    devices: int = option("Number of devices for the suite.", 3, min=2),
+    on: str | None = option("cpu or cuda: the device of the suite's tensors; cpu if the backend supports it."),
+    json: bool = json_flag(),
 ) -> int:
     """Show transports: which work here, and why the others do not.
 

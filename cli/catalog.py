@@ -4,12 +4,12 @@ import textwrap
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 
 from ..answers.bundled_models import BUNDLED
+from ..answers.options import argument, flag, json_flag, option
 from ..answers.output import bytes_text, note, print_json, print_table, rate_text, seconds_text
 from ..core.cluster.catalog import Catalogue, LinkType, catalogue, find_cluster
 from ..core.cluster.catalog.find import cluster_in
@@ -29,27 +29,16 @@ ASSUMED = "~"
 
 
 def catalog(
-    action: Annotated[
-        str | None, typer.Argument(metavar="show", help="Show one entry, or a file.", show_default=False)
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="A device, a link, a cluster such as 8xA100-40GB or 4x8xA100-80GB:nics=8, or a cluster file.",
-            show_default=False,
-        ),
-    ] = None,
+    action: str | None = argument("Show one entry, or a file.", metavar="show"),
+    name: str | None = argument(
+        "A device, a link, a cluster such as 8xA100-40GB or 4x8xA100-80GB:nics=8, or a cluster file.", metavar="NAME"
+    ),
     *,
-    file: Annotated[Path | None, typer.Option(help="Also read this catalogue file (TOML).", show_default=False)] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="show: write a drawing of the cluster here.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="show: write the cluster file (JSON) here.", show_default=False)
-    ] = None,
-    models: Annotated[bool, typer.Option("--models", help="List the bundled models instead.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    file: Path | None = option("Also read this catalogue file (TOML)."),
+    svg: Path | None = option("show: write a drawing of the cluster here."),
+    out: Path | None = option("show: write the cluster file (JSON) here."),
+    models: bool = flag("List the bundled models instead.", "--models"),
+    json: bool = json_flag(),
 ) -> None:
     """Devices, links and clusters, and where each number comes from.
 

@@ -2,10 +2,8 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from ..answers.options import argument, json_flag
 from ..answers.output import note, print_json
 from ..core.errors import RequestError
 from ..core.wording import counted
@@ -21,10 +19,10 @@ class CheckpointAction(StrEnum):
 
 
 def checkpoint(
-    action: Annotated[CheckpointAction, typer.Argument(help="check or export.")],
-    folder: Annotated[Path, typer.Argument(help="The folder of the checkpoint.")],
-    target: Annotated[Path | None, typer.Argument(help="With export: the new folder.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    action: CheckpointAction = argument("check or export.", ...),
+    folder: Path = argument("The folder of the checkpoint.", ...),
+    target: Path | None = argument("With export: the new folder."),
+    json: bool = json_flag(),
 ) -> None:
     """Check all files of a checkpoint, or convert it.
 

@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from ..answers.options import argument, json_flag, option
 from ..answers.output import bytes_text, check_writable, note, print_json, print_table, seconds_text
 from ..core.documents import as_plain
 from ..core.errors import RequestError, naming
 from ..core.files.write import write_text
 from ..core.lowering.derive import forward_only
 from ..core.plan.plan import read_plan
-from ..core.trace.compare import TOTAL, Comparison, Offset, TransferSummary, worst_actions
+from ..core.trace.compare import TOTAL, Comparison, KindSummary, Offset, TransferSummary, worst_actions
 from ..core.trace.compare import compare as compare_traces
-from ..core.trace.durations import KindSummary
 from ..core.trace.perfetto_reader import read_trace
 from ..core.validation.structure import check_structure
 from ..core.wording import counted
@@ -24,19 +21,12 @@ SHOWN = 5
 
 
 def compare(
-    predicted: Annotated[Path, typer.Argument(help="Trace of the prediction.", show_default=False)],
-    measured: Annotated[Path, typer.Argument(help="Trace of the measurement.", show_default=False)],
-    plan: Annotated[
-        Path | None, typer.Option(help="The plan of both traces, for the report.", show_default=False)
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(help="Write an HTML report of both here.", metavar="FILE.html", show_default=False),
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="Write a drawing of both here.", metavar="FILE.svg", show_default=False)
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print only JSON, with every action.")] = False,
+    predicted: Path = argument("Trace of the prediction.", ...),
+    measured: Path = argument("Trace of the measurement.", ...),
+    plan: Path | None = option("The plan of both traces, for the report."),
+    report: Path | None = option("Write an HTML report of both here.", metavar="FILE.html"),
+    svg: Path | None = option("Write a drawing of both here.", metavar="FILE.svg"),
+    json: bool = json_flag("Print only JSON, with every action."),
 ) -> None:
     """Compare a predicted trace with a measured one, action by action.
 
@@ -65,9 +55,9 @@ def compare(
         write_text(report, page)
         note(f"written to {report}")
     if svg is not None:
-        from ..core.report.chart import comparison_svg
+        from ..core.report.chart.steps import steps_svg
 
-        write_text(svg, comparison_svg(*traces, title=predicted.stem if ran is None else ran.schedule))
+        write_text(svg, steps_svg(traces, predicted.stem if ran is None else ran.schedule))
         note(f"written to {svg}")
     if json:
         print_json(as_plain(comparison))

@@ -2,11 +2,10 @@
 
 import functools
 import warnings
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..answers.bundled_models import check_model_name
+from ..answers.options import argument, json_flag, option
 from ..answers.output import note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -14,20 +13,14 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:FACTORY",
-            help="A function that returns (model, step, example_batch), optionally with a dict of options as fourth "
-            "item: {'batch_dims': ...}, as in panpipe.pipeline.",
-        ),
-    ],
-    devices: Annotated[
-        list[int] | None, typer.Option(help="Devices to check on; may be repeated. 2 and 3 by default.", min=1)
-    ] = None,
-    microbatches: Annotated[int, typer.Option(help="Microbatches in one step.", min=1)] = 3,
-    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
-) -> int:
+    model: str = argument(
+        "A function that returns (model, step, example_batch), optionally with a dict of options as fourth item: "
+        "{'batch_dims': ...}, as in panpipe.pipeline.", ..., metavar="MODULE:FACTORY",
+    ),
+    devices: list[int] | None = option("Devices to check on; may be repeated. 2 and 3 by default.", min=1),
+    microbatches: int = option("Microbatches in one step.", 3, min=1),
+    json: bool = json_flag(),
+) -> int:  # fmt: skip
     """Train three steps with several plans, and compare all results with the eager model in one process.
 
     Devices are threads. Random numbers are the same in both, so dropout stays on; BatchNorm stays in training mode.

@@ -1,41 +1,23 @@
 """``panpipe explore``: a local web page on plans and schedules."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ..answers.bundled_models import BUNDLED, check_model_name
+from ..answers.options import argument, option
 from ..core.errors import RequestError
 
 
 def explore(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[FILE]...",
-            help="Results to open: plans, traces, schedule files; or an operator-graph file to plan for.",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FACTORY|NAME",
-            help="Start with this model; a function named here is called without another question.",
-            show_default=False,
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="Start with this cluster: a name or a file.", show_default=False)
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            help="Port of the server, by default 8416; 0 for any free one.", min=0, max=65535, show_default=False
-        ),
-    ] = None,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+    files: list[Path] | None = argument(
+        "Results to open: plans, traces, schedule files; or an operator-graph file to plan for.", metavar="[FILE]..."
+    ),
+    model: str | None = option(
+        "Start with this model; a function named here is called without another question.",
+        metavar="MODULE:FACTORY|NAME",
+    ),
+    cluster: str | None = option("Start with this cluster: a name or a file."),
+    port: int | None = option("Port of the server, by default 8416; 0 for any free one.", min=0, max=65535),
+    browser: bool = option("Open a browser.", True, "--browser/--no-browser"),
 ) -> None:
     """Explore schedules, plans and results in a browser, with the same code as the other commands.
 

@@ -4,11 +4,9 @@
 """
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ..answers.bundled_models import check_model_name
+from ..answers.options import argument, json_flag, option
 from ..answers.output import check_writable
 from ..core.cluster.catalog import catalogue
 from ..core.cluster.device_type import NUMBER_TYPES
@@ -16,45 +14,24 @@ from ..core.errors import RequestError
 
 
 def profile(
-    what: Annotated[
-        str | None,
-        typer.Argument(metavar="links", help="Measure links between ranks instead of operators.", show_default=False),
-    ] = None,
+    what: str | None = argument("Measure links between ranks instead of operators.", metavar="links"),
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FACTORY|NAME",
-            help="Measure this model's operators; panpipe's own operators of every kind if not given.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is a GPU.", show_default=False)] = None,
-    like: Annotated[
-        str | None,
-        typer.Option(
-            help="The catalogue's device with the same peak rates; by default that of this GPU's name, or cpu-core.",
-            show_default=False,
-        ),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp16.")] = "fp32",
-    threads: Annotated[int, typer.Option(help="Threads of an operator on a CPU.", min=1)] = 1,
-    repeats: Annotated[int, typer.Option(help="Runs of each operator; the minimum is used.", min=1)] = 7,
-    name: Annotated[str | None, typer.Option(help="Name of the device in the file.", show_default=False)] = None,
-    ranks: Annotated[
-        int | None, typer.Option(help="links: processes to start, if not under torchrun.", show_default=False)
-    ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="links: the transport; see panpipe backends.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a catalogue file (TOML) with the device here; with links, a cluster file (JSON).",
-            show_default=False,
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    model: str | None = option(
+        "Measure this model's operators; panpipe's own operators of every kind if not given.",
+        metavar="MODULE:FACTORY|NAME",
+    ),
+    device: str | None = option("cpu or cuda; cuda if there is a GPU."),
+    like: str | None = option(
+        "The catalogue's device with the same peak rates; by default that of this GPU's name, or cpu-core."
+    ),
+    dtype: str = option("fp32, tf32, bf16 or fp16.", "fp32"),
+    threads: int = option("Threads of an operator on a CPU.", 1, min=1),
+    repeats: int = option("Runs of each operator; the minimum is used.", 7, min=1),
+    name: str | None = option("Name of the device in the file."),
+    ranks: int | None = option("links: processes to start, if not under torchrun."),
+    backend: str | None = option("links: the transport; see panpipe backends."),
+    out: Path | None = option("Write a catalogue file (TOML) with the device here; with links, a cluster file (JSON)."),
+    json: bool = json_flag(),
 ) -> int:
     """Measure operators and the link between two workers, and fit a device type to them.
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..answers.options import argument, json_flag, option, takes
 from ..answers.output import check_writable, note, print_json, print_table
 from ..answers.schedule import build_schedule
-from ..answers.uniform import UniformStages, numbers, uniform_times
+from ..answers.uniform import UniformStages, numbers
 from ..core.actions import Action, Kind
 from ..core.errors import naming
 from ..core.files.write import write_text
@@ -19,107 +19,59 @@ from ..core.schedules.building_block import read_block
 from ..core.schedules.meaning import meaning_of
 from ..core.schedules.schedule_csv import schedule_csv
 from ..core.schedules.scored import Scored
-from .uniform_options import (
-    BackwardInput,
-    BackwardWeight,
-    Devices,
-    Evaluations,
-    Forward,
-    FreedByInput,
-    HostCopyTime,
-    MemoryLimit,
-    MessageTime,
-    Microbatches,
-    Seconds,
-    Seed,
-    StageScale,
-)
+
+SEARCH = {
+    "evaluations": "auto: orders to try; the default takes about ten seconds for 8 devices and 32 microbatches.",
+    "seconds": "auto: time of the search, in place of --evaluations; the schedule's name then has their number.",
+    "seed": "auto: seed of its random numbers.",
+}
+"""Options of the search, with their help."""
 
 
+@takes(UniformStages)
 def schedule(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="gpipe, 1f1b, interleaved-1f1b, looped, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-min, v-half, 1f1b-v, gis, "
-            "gis-h, po-h, po-f, dualpipe-v, building-block; or auto: the fastest one that a search finds.",
-        ),
-    ],
+    stages: UniformStages,
+    name: str = argument(
+        "gpipe, 1f1b, interleaved-1f1b, looped, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-min, v-half, 1f1b-v, gis, gis-h, "
+        "po-h, po-f, dualpipe-v, building-block; or auto: the fastest one that a search finds.", ..., metavar="NAME",
+    ),
     *,
-    devices: Devices,
-    microbatches: Microbatches,
-    chunks: Annotated[int | None, typer.Option(help="Number of stages of each device.", show_default=False)] = None,
-    forward: Forward = 1,
-    backward_input: BackwardInput = None,
-    backward_weight: BackwardWeight = None,
-    comm: MessageTime = 0,
-    stage_scale: StageScale = None,
-    freed_by_input: FreedByInput = 0,
-    memory_limit: MemoryLimit = None,
-    host_copy: HostCopyTime = 0,
-    rounds: Annotated[
-        int | None, typer.Option(help="interleaved-1f1b: number of groups of microbatches.", show_default=False)
-    ] = None,
-    microbatches_per_loop: Annotated[
-        int | None, typer.Option(help="looped: microbatches in one loop before the next.", show_default=False)
-    ] = None,
-    run_ahead: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N0,N1,…", help="looped: forwards before the first backward, per device.", show_default=False
-        ),
-    ] = None,
-    group_size: Annotated[
-        int | None,
-        typer.Option(help="gis: microbatches that pass a device's stages together.", show_default=False),
-    ] = None,
-    block: Annotated[
-        Path | None, typer.Option(help="building-block: the file of the block (JSON).", show_default=False)
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(help="Write the order for torch.distributed.pipelining.", show_default=False)
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="Write a drawing of every device's order and memory.", show_default=False)
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with both, to zoom into.", show_default=False)] = None,
-    evaluations: Evaluations = None,
-    seconds: Seconds = None,
-    seed: Seed = None,
-    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
-) -> None:
+    rounds: int | None = option("interleaved-1f1b: number of groups of microbatches."),
+    microbatches_per_loop: int | None = option("looped: microbatches in one loop before the next."),
+    run_ahead: str | None = option("looped: forwards before the first backward, per device.", metavar="N0,N1,…"),
+    group_size: int | None = option("gis: microbatches that pass a device's stages together."),
+    block: Path | None = option("building-block: the file of the block (JSON)."),
+    csv: Path | None = option("Write the order for torch.distributed.pipelining."),
+    svg: Path | None = option("Write a drawing of every device's order and memory."),
+    html: Path | None = option("Write a page with both, to zoom into."),
+    evaluations: int | None = option(SEARCH["evaluations"]),
+    seconds: float | None = option(SEARCH["seconds"]),
+    seed: int | None = option(SEARCH["seed"]),
+    json: bool = json_flag(),
+) -> None:  # fmt: skip
     """Build a schedule for uniform stages and evaluate it.
 
     Times may be in any unit. The unit of memory is one device's saved tensors for one microbatch, which are held until
     W or B ends. Tensors that po-h and po-f copy to the host do not count while they are there.
     """
     check_writable(csv, svg, html)
-    times = uniform_times(forward, backward_input, backward_weight, freed_by_input)
-    scales = None if stage_scale is None else numbers("--stage-scale", stage_scale, float)
     parameters: dict[str, Any] = {
-        "rounds": rounds,
-        "microbatches_per_loop": microbatches_per_loop,
+        "rounds": rounds, "microbatches_per_loop": microbatches_per_loop, "group_size": group_size,
         "run_ahead": None if run_ahead is None else numbers("--run-ahead", run_ahead, int),
-        "group_size": group_size,
         "block": None if block is None else read_block(block),
-        "evaluations": evaluations,
-        "seconds": seconds,
-        "seed": seed,
-    }
+        "evaluations": evaluations, "seconds": seconds, "seed": seed,
+    }  # fmt: skip
     given = {key: value for key, value in parameters.items() if value is not None}
-    stages = UniformStages(devices, microbatches, times, scales, comm, host_copy)
     with naming(*([] if block is None else [block])):
-        scored = build_schedule(name, stages, chunks, given, memory_limit)
+        scored = build_schedule(name, stages, given)
     if csv is not None:
         write_text(csv, schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
-    if svg is not None:
-        from ..core.report.schedule import schedule_svg  # here: it loads numpy
+    if svg is not None or html is not None:
+        from ..core.report.schedule import schedule_html, schedule_svg  # here: it loads numpy
 
-        write_text(svg, schedule_svg(scored))
-    if html is not None:
-        from ..core.report.schedule import schedule_html  # here: it loads numpy
-
-        write_text(html, schedule_html(scored))
+        for path, text in ((svg, schedule_svg), (html, schedule_html)):
+            if path is not None:
+                write_text(path, text(scored))
     if json:
         print_json(_answer(scored))
     else:
@@ -188,9 +140,7 @@ def gantt(
     """One line per device. An action's label is its kind and microbatch if it is wide enough, otherwise its kind.
 
     Args:
-        device_actions: per device.
         starts, ends: per device, of each of its actions.
-        makespan: the time of the whole chart.
         width: characters for the chart, after the device's number.
     """
     lines = []

@@ -1,88 +1,52 @@
 """``panpipe schedules``: all schedules for uniform stages, time against memory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from ..answers.options import flag, json_flag, option, takes
 from ..answers.output import note, print_json, print_table
 from ..answers.schedule import check_search, run_search
-from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, numbers, uniform_times
+from ..answers.uniform import CHUNKS_TO_TRY, UniformStages
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.meaning import short_name
 from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, exceeds
 from ..core.schedules.tradeoff import frontier, named_schedules, peak_of, search_limits
-from .uniform_options import (
-    HOST_COPY,
-    BackwardInput,
-    BackwardWeight,
-    Devices,
-    Evaluations,
-    Forward,
-    FreedByInput,
-    MemoryLimit,
-    MessageTime,
-    Microbatches,
-    Seconds,
-    Seed,
-    StageScale,
-)
+from .schedule import SEARCH
 
 
+@takes(UniformStages)
 def schedules(
+    stages: UniformStages,
     *,
-    devices: Devices,
-    microbatches: Microbatches,
-    chunks: Annotated[
-        int | None,
-        typer.Option(help="Number of stages of each device; several are tried if not given.", show_default=False),
-    ] = None,
-    forward: Forward = 1,
-    backward_input: BackwardInput = None,
-    backward_weight: BackwardWeight = None,
-    comm: MessageTime = 0,
-    stage_scale: StageScale = None,
-    freed_by_input: FreedByInput = 0,
-    memory_limit: MemoryLimit = None,
-    host_copy: Annotated[
-        float | None, typer.Option(help=HOST_COPY + " If given, schedules that offload take part.", show_default=False)
-    ] = None,
-    auto: Annotated[
-        bool,
-        typer.Option(
-            "--auto",
-            help="Also search orders, at the memory of every schedule on the frontier that does not offload.",
-        ),
-    ] = False,
-    evaluations: Evaluations = None,
-    seconds: Seconds = None,
-    seed: Seed = None,
-    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    auto: bool = flag(
+        "Also search orders, at the memory of every schedule on the frontier that does not offload.", "--auto"
+    ),
+    evaluations: int | None = option(SEARCH["evaluations"]),
+    seconds: float | None = option(SEARCH["seconds"]),
+    seed: int | None = option(SEARCH["seed"]),
+    json: bool = json_flag(),
 ) -> None:
     """Compare all schedules for uniform stages: time against memory.
 
     For a schedule with parameters, the best sets of parameters are shown. A star marks the frontier: no other schedule
     is faster with at most the same memory.
     """
-    times = uniform_times(forward, backward_input, backward_weight, freed_by_input)
-    scales = None if stage_scale is None else numbers("--stage-scale", stage_scale, float)
-    stages = UniformStages(devices, microbatches, times, scales, comm, host_copy or 0.0)
-    counts = (chunks,) if chunks is not None else stages.chunks_by_scales or CHUNKS_TO_TRY
+    offloads, limit, counts = stages.host_copy is not None, stages.memory_limit, stages.chunks_to_try or CHUNKS_TO_TRY
     budget = {"evaluations": evaluations, "seconds": seconds, "seed": seed}
     given = {key: value for key, value in budget.items() if value is not None}
     if given and not auto:
         raise RequestError(f"--{next(iter(given))} is for the search: also give --auto")
     # Schedules that offload may fit where one microbatch's saved tensors do not.
-    check_search(given, memory_limit if host_copy is None else None)
-    known = list(families().values()) if host_copy is not None else resident_families()
-    found = _named([stages.problem(count, memory_limit) for count in counts], known)
+    check_search(given, None if offloads else limit)
+    known = list(families().values()) if offloads else resident_families()
+    found = _named([stages.problem(count, limit) for count in counts], known)
     if auto:
-        found += _searched(lambda limit: [stages.problem(count, limit) for count in counts], found, memory_limit, given)
-    if not found and memory_limit is not None:
+        found += _searched(lambda limit: [stages.problem(count, limit) for count in counts], found, limit, given)
+    if not found and limit is not None:
         raise InfeasibleError(
-            f"no schedule holds at most {memory_limit:g} on each device: raise --memory-limit, or leave it out"
+            f"no schedule holds at most {limit:g} on each device: raise --memory-limit, or leave it out"
         )
     best = frontier(found)
     found.sort(key=lambda scored: (peak_of(scored), scored.result.makespan))

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from attrs import evolve
 
+from ..answers.options import argument, flag, json_flag, option
 from ..answers.output import bytes_text, check_writable, note, print_json, print_table, seconds_text, share_text
 from ..answers.plan_files import PlanFile, read_plan_or_schedule
 from ..answers.step_tables import idle_answer, idle_of, print_idle, print_memory
@@ -37,51 +37,27 @@ BUSIEST_LINKS = 16
 """Most links that are printed; ``--json`` has all."""
 
 
-def _of_file(text: str) -> Any:
-    """An option with the cost of the equal stages of a schedule file."""
-    return typer.Option(help=f"Schedule files: {text}", show_default=False, min=0)
-
-
 def simulate(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PLAN-OR-CSV",
-            help="A plan with its prediction, or a schedule file of torch.distributed.pipelining for equal stages.",
-            show_default=False,
-        ),
-    ],
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            help="Plans: another cluster than the plan's, by name (see panpipe catalog) or file; the plan's costs are "
-            "kept.",
-            show_default=False,
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write a Perfetto trace here.", metavar="FILE", show_default=False)
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the HTML report here.", metavar="FILE.html", show_default=False)
-    ] = None,
-    eager: Annotated[bool, typer.Option("--eager", help="A send needs no posted receive.")] = False,
-    forwards: Annotated[
-        bool,
-        typer.Option("--forward-only", help="Simulate an evaluation, as pipe.evaluate: only the forwards."),
-    ] = False,
-    optimizer: Annotated[
-        OptimizerStep | None,
-        typer.Option(help="What an optimizer step waits for after its own gradients; by default as in the plan."),
-    ] = None,
-    forward: Annotated[
-        float | None, _of_file("seconds of a device's F for one microbatch, over all its chunks.")
-    ] = None,
-    backward_input: Annotated[float | None, _of_file("the same for I, the input-gradient half of a backward.")] = None,
-    backward_weight: Annotated[float | None, _of_file("the same for W, the weight-gradient half.")] = None,
-    comm: Annotated[float | None, _of_file("seconds of a message between two devices.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
-) -> None:
+    path: Path = argument(
+        "A plan with its prediction, or a schedule file of torch.distributed.pipelining for equal stages.", ...,
+        metavar="PLAN-OR-CSV",
+    ),
+    cluster: str | None = option(
+        "Plans: another cluster than the plan's, by name (see panpipe catalog) or file; the plan's costs are kept."
+    ),
+    trace: Path | None = option("Write a Perfetto trace here.", metavar="FILE"),
+    report: Path | None = option("Write the HTML report here.", metavar="FILE.html"),
+    eager: bool = flag("A send needs no posted receive.", "--eager"),
+    forwards: bool = flag("Simulate an evaluation, as pipe.evaluate: only the forwards.", "--forward-only"),
+    optimizer: OptimizerStep | None = option(
+        "What an optimizer step waits for after its own gradients; by default as in the plan."
+    ),
+    forward: float | None = option("Schedule files: seconds of a device's F for one microbatch, over all its chunks."),
+    backward_input: float | None = option("Schedule files: the same for I, the input-gradient half of a backward."),
+    backward_weight: float | None = option("Schedule files: the same for W, the weight-gradient half."),
+    comm: float | None = option("Schedule files: seconds of a message between two devices."),
+    json: bool = json_flag(),
+) -> None:  # fmt: skip
     """Run one step of a plan in the simulator: time, bubbles by cause, memory by kind, and links.
 
     Transfers that share a link share its bandwidth. A device that runs out of memory is reported; the simulation
@@ -101,12 +77,7 @@ def simulate(
     file = read_plan_or_schedule(path)
     with naming(path, *([] if cluster is None else [cluster])):
         plan = file.plan if cluster is None else _moved(file, find_cluster(cluster))
-    given = {
-        "forward": forward,
-        "backward_input": backward_input,
-        "backward_weight": backward_weight,
-        "comm": comm,
-    }
+    given = {"forward": forward, "backward_input": backward_input, "backward_weight": backward_weight, "comm": comm}
     costs, machine = _equal_stages(file, {name: value for name, value in given.items() if value is not None})
     lowered = file.lowered
     if forwards:
@@ -127,10 +98,10 @@ def simulate(
     if trace is not None:
         from ..core.trace.perfetto import trace_json
 
-        write_text(trace, trace_json({"": result.trace}))
+        write_text(trace, trace_json(result.trace))
         note(f"written to {trace}")
     if report is not None:
-        from ..core.report.facts import ReportFacts
+        from ..core.report.data import ReportFacts
         from ..core.report.page import report_html
 
         facts = ReportFacts(idle=idle, kept=result.kept)

@@ -1,10 +1,9 @@
 """``panpipe validate``: whether a plan, or a schedule file, completes and fits in memory."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from ..answers.options import argument, json_flag
 from ..answers.output import bytes_text, note, print_json, print_table
 from ..answers.plan_files import read_plan_or_schedule
 from ..core.documents import as_plain
@@ -15,15 +14,8 @@ from ..core.wording import counted
 
 
 def validate(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PLAN-OR-CSV",
-            help="A plan, or a schedule file of torch.distributed.pipelining.",
-            show_default=False,
-        ),
-    ],
-    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    path: Path = argument("A plan, or a schedule file of torch.distributed.pipelining.", ..., metavar="PLAN-OR-CSV"),
+    json: bool = json_flag(),
 ) -> None:
     """Check placement, every action, message order, deadlocks and memory, before anything runs.
 

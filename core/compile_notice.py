@@ -14,11 +14,7 @@ _waiting: list[Report] = []
 
 @contextmanager
 def compile_notice(report: Report) -> Iterator[None]:
-    """Call ``report`` with a line before the first function that is compiled within this context.
-
-    Args:
-        report: called at most once, in the thread that compiles.
-    """
+    """Call ``report`` with a line before the first function that is compiled within this context."""
     _waiting.append(report)
     try:
         yield

@@ -6,7 +6,7 @@ limits (``files/limits``): a document of unknown origin becomes an object or a R
 
 import json
 from collections.abc import Callable
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -16,7 +16,7 @@ from cattrs.errors import IterableValidationError, IterableValidationNote
 from .actions import Action, parse_action
 from .errors import RequestError
 from .files.json_reader import parse_json
-from .files.limits import DOCUMENT, LARGEST_FLOAT, LARGEST_INTEGER, SMALLEST_FLOAT, Limits, short
+from .files.limits import DOCUMENT, LARGEST_FLOAT, LARGEST_INTEGER, LONGEST_TEXT, SMALLEST_FLOAT, Limits, short
 from .files.read import read_text
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def _number(value: object, _: type) -> float:
     """A number as the file has it: 0 stays 0 and does not become 0.0, so that writing gives the same bytes again."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{short(value)} is not a number")
-    if not isfinite(value):
+    if not -inf < value < inf:
         raise ValueError(f"{value} is not a finite number")
     if not (value == 0 or SMALLEST_FLOAT <= abs(value) <= LARGEST_FLOAT):
         raise ValueError(f"{short(value)} is outside the range of numbers, {SMALLEST_FLOAT:g} to {LARGEST_FLOAT:g}")
@@ -62,6 +62,10 @@ def _truth(value: object, _: type) -> bool:
 def _text(value: object, _: type) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{short(value)} is not a text")
+    if len(value) > LONGEST_TEXT:
+        raise ValueError(f"{short(value)} is a text of more than {LONGEST_TEXT} characters")
+    if not value.isprintable():
+        raise ValueError(f"{short(value)} has characters that cannot be printed")
     return value
 
 
@@ -121,11 +125,8 @@ def from_json(text: str, format_name: str, kind: type[T], origin: str, limits: L
     """Read a document.
 
     Args:
-        text: the document.
         format_name: the format that it must state, such as ``panpipe.plan/1``.
-        kind: the attrs class to build.
         origin: the name to use for it in errors, usually its path.
-        limits: of the format.
 
     Raises:
         RequestError: it is not JSON, exceeds a limit, is of another format or version, or a field is missing, unknown

@@ -11,8 +11,6 @@ def nearest(name: str, known: Iterable[str], listing: str = "") -> str:
     """The known names that are similar to this one; if there are none, all names, or the nearest of many.
 
     Args:
-        name: an unknown name.
-        known: the known names.
         listing: the command that prints all of them, if there may be many.
     """
     names = {other.casefold(): other for other in known}

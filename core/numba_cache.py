@@ -29,11 +29,7 @@ _interpreting = False
 
 
 def njit(**options: Any) -> Callable[[F], F]:
-    """``numba.njit(cache=True, …)``, without the cache if numba finds no folder for it.
-
-    Args:
-        options: of ``numba.njit``.
-    """
+    """``numba.njit(cache=True, …)``, without the cache if numba finds no folder for it."""
 
     def made(function: F) -> F:
         return cast(F, _Function(function, options))

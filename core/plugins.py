@@ -15,8 +15,6 @@ class LeftOut:
 
     Args:
         group: of its entry point, such as ``panpipe.schedules``.
-        name, value: of its entry point.
-        reason: why it cannot be used.
     """
 
     group: str
@@ -33,7 +31,6 @@ def load_plugins(group: str, add: Callable[[Any], None]) -> tuple[LeftOut, ...]:
     """Load every plug-in of a group, sorted by name. A plug-in that cannot be used does not prevent others.
 
     Args:
-        group: the entry-point group.
         add: called with the object of each entry point; raises RequestError with the reason if it is a wrong one.
 
     Returns:

@@ -18,8 +18,6 @@ def by_time(items: Iterable[Item], time: Callable[[Item], float], memory: Callab
 
     Args:
         items: in an order that decides between equals.
-        time: of an item.
-        memory: of an item.
     """
     found = list(items)
     times = [time(item) for item in found]
@@ -39,11 +37,7 @@ def by_time(items: Iterable[Item], time: Callable[[Item], float], memory: Callab
 
 
 def frontier(items: Iterable[Item], time: Callable[[Item], float], memory: Callable[[Item], float]) -> list[Item]:
-    """The Pareto frontier, fastest first: each item has less memory than all that are faster.
-
-    Args:
-        items, time, memory: as in :func:`by_time`.
-    """
+    """The Pareto frontier, fastest first: each item has less memory than all that are faster."""
     kept: list[Item] = []
     for item in by_time(items, time, memory):
         if not kept or memory(item) < memory(kept[-1]) * (1 - EQUAL):

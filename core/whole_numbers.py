@@ -10,8 +10,6 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
     """The argument as an int.
 
     Args:
-        name: of the argument, for the message.
-        value: what the user gave.
         least: the smallest number allowed; None for any.
 
     Raises:

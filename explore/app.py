@@ -47,7 +47,7 @@ from .question import (
     progress,
 )
 from .results import Results
-from .worker_client import Worker
+from .worker import Worker
 
 Q = TypeVar("Q")
 HEADERS = {
@@ -62,8 +62,6 @@ class Explorer:
     """The server's state.
 
     Args:
-        start: the question that the page opens with.
-        results: files that the command line named.
         factory: a model whose code may run, because the command line named it.
     """
 
@@ -72,12 +70,7 @@ class Explorer:
         self._worker = Worker()
 
     def application(self, token: str, port: int) -> Starlette:
-        """The ASGI application.
-
-        Args:
-            token: the token that every request needs.
-            port: the server's port, for the Host header.
-        """
+        """The ASGI application."""
 
         async def page(request: Request) -> Response:
             return HTMLResponse(explorer_html(self._start, self._results, self._factory, token), headers=HEADERS)
@@ -233,13 +226,7 @@ def new_token() -> str:
 
 
 class Access:
-    """Middleware that refuses requests without the token, or with another Host header.
-
-    Args:
-        app: the application.
-        token: the token in the server's address.
-        port: the server's port.
-    """
+    """Middleware that refuses requests without the token, or with another Host header."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app, self._token, self._cookie = app, token, f"panpipe-{port}"

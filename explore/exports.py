@@ -1,11 +1,13 @@
 """Files that the page offers: what it shows as a plan, a trace, a report, a picture, or a schedule file."""
 
+from collections.abc import Callable
+
 from attrs import frozen
 
 from ..core.errors import RequestError
 from ..core.plan.plan import Plan, plan_json
-from ..core.report.chart import comparison_svg, step_svg
-from ..core.report.facts import ReportFacts
+from ..core.report.chart.steps import steps_svg
+from ..core.report.data import ReportFacts
 from ..core.report.page import report_html
 from ..core.report.schedule import schedule_html, schedule_svg, schedule_trace
 from ..core.schedules.schedule_csv import schedule_csv
@@ -16,58 +18,53 @@ from ..core.trace.trace import Trace
 
 @frozen
 class File:
-    """A file for the user.
-
-    Args:
-        name: name of the file.
-        media_type: its media type (MIME), for the Content-Type header.
-        text: its contents.
-    """
+    """A file for the user."""
 
     name: str
     media_type: str
     text: str
 
 
+_KINDS = {
+    "plan": ("plan.json", "application/json"),
+    "trace": ("trace.json", "application/json"),
+    "report": ("report.html", "text/html"),
+    "svg": ("step.svg", "image/svg+xml"),
+}
+
+
 def schedule_file(scored: Scored, what: str) -> File:
     """A file about a schedule of uniform stages.
 
     Args:
-        scored: the schedule.
         what: ``plan`` (the schedule file of ``torch.distributed.pipelining``), ``trace``, ``report`` or ``svg``.
     """
-    match what:
-        case "plan":
-            text = schedule_csv(scored.schedule.device_actions, scored.schedule.placement)
-            return File("schedule.csv", "text/csv", text)
-        case "trace":
-            return File("trace.json", "application/json", trace_json({"": schedule_trace(scored)}))
-        case "report":
-            return File("report.html", "text/html", schedule_html(scored))
-        case "svg":
-            return File("schedule.svg", "image/svg+xml", schedule_svg(scored))
-    raise _unknown(what)
+    if what == "plan":
+        text = schedule_csv(scored.schedule.device_actions, scored.schedule.placement)
+        return File("schedule.csv", "text/csv", text)
+    return _file(
+        what,
+        trace=lambda: trace_json(schedule_trace(scored)),
+        report=lambda: schedule_html(scored),
+        svg=lambda: schedule_svg(scored),
+    )
 
 
 def plan_file(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts, what: str) -> File:
     """A file about a plan or traces; ``what`` as in ``schedule_file``, where ``plan`` is the plan file."""
-    match what:
-        case "plan":
-            if plan is None:
-                raise RequestError("these traces have no plan: open it together with them")
-            return File("plan.json", "application/json", plan_json(plan))
-        case "trace":
-            return File("trace.json", "application/json", trace_json({"": measured or predicted}))
-        case "report":
-            return File(
-                "report.html", "text/html", report_html(plan=plan, predicted=predicted, measured=measured, facts=facts)
-            )
-        case "svg":
-            title = "step" if plan is None else plan.schedule
-            drawn = step_svg(predicted, title) if measured is None else comparison_svg(predicted, measured, title)
-            return File("step.svg", "image/svg+xml", drawn)
-    raise _unknown(what)
+    if what == "plan" and plan is None:
+        raise RequestError("these traces have no plan: open it together with them")
+    drawn = [predicted, *([] if measured is None else [measured])]
+    return _file(
+        what,
+        plan=lambda: plan_json(plan) if plan is not None else "",
+        trace=lambda: trace_json(drawn[-1]),
+        report=lambda: report_html(plan=plan, predicted=predicted, measured=measured, facts=facts),
+        svg=lambda: steps_svg(drawn, "step" if plan is None else plan.schedule),
+    )
 
 
-def _unknown(what: str) -> RequestError:
-    return RequestError(f"there is no file '{what}': ask for plan, trace, report or svg")
+def _file(what: str, **texts: Callable[[], str]) -> File:
+    if what not in texts:
+        raise RequestError(f"there is no file '{what}': ask for {', '.join(_KINDS)}")
+    return File(*_KINDS[what], texts[what]())

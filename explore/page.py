@@ -9,8 +9,7 @@ from ..answers.bundled_models import BUNDLED
 from ..core.analytic.optimizers import OPTIMIZERS
 from ..core.cluster.catalog import catalogue
 from ..core.cluster.device_type import NUMBER_TYPES
-from ..core.report.html_document import html_document, read_template
-from ..core.report.page import drawing_script, embedded, sections, style
+from ..core.report.page import drawing_script, embedded, html_document, read_template, sections, style
 from ..core.schedules.registry import families
 from .question import KINDS, MOST_CHUNKS, MOST_DEVICES, MOST_MICROBATCHES, Question, plain_question
 from .results import Results
@@ -26,10 +25,6 @@ def explorer_html(
     """The page.
 
     Args:
-        start: the question that it opens with.
-        results: the files that were opened.
-        factory: a model whose code may run.
-        token: that its requests need.
         grid: schedules and numbers for which a page without a server has files.
     """
     body = Template(_template("explore.html")).substitute(

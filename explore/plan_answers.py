@@ -20,8 +20,7 @@ from ..core.cluster.catalog.find import find_cluster
 from ..core.errors import InfeasibleError, RequestError
 from ..core.plan.plan import Plan, plan_json
 from ..core.policies.sharding import NONE
-from ..core.report.data import report_data
-from ..core.report.facts import ReportFacts
+from ..core.report.data import ReportFacts, report_data
 from ..core.schedules.problem import ScheduleFamily
 from ..core.search.suggestions.infeasible import NothingFits
 from .exports import File, plan_file
@@ -37,8 +36,6 @@ class Found:
     """The result of a search.
 
     Args:
-        request: the request, with its costs.
-        known: the schedules that it could choose from.
         plans: the fastest first, then those with less memory.
     """
 

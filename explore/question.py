@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 from attrs import asdict, field, fields, frozen
 
 from ..answers.plan.options import PlanOptions
+from ..answers.uniform import UniformStages
 from ..core.documents import converter, reasons
 from ..core.errors import RequestError
 from ..core.files.json_reader import parse_json
@@ -20,7 +21,7 @@ from ..core.files.limits import Limits, short
 MOST_DEVICES, MOST_MICROBATCHES, MOST_CHUNKS = 256, 1024, 8
 """Bounds of the sliders' numbers: beyond them a browser takes seconds to draw."""
 
-REQUEST_LIMITS = Limits(size=1 << 20, depth=16, values=10_000)
+REQUEST_LIMITS = Limits(size=1 << 20, values=10_000)
 """Limits of a request's body."""
 
 SCHEDULE_PARAMETERS = ("rounds", "microbatches_per_loop", "run_ahead", "group_size", "evaluations", "seed")
@@ -28,7 +29,7 @@ SCHEDULE_PARAMETERS = ("rounds", "microbatches_per_loop", "run_ahead", "group_si
 
 
 @frozen(kw_only=True)
-class UniformQuestion:
+class UniformQuestion(UniformStages):
     """A schedule of uniform stages. Fields are the options of ``panpipe schedule``; None and defaults are omitted.
 
     Args:
@@ -38,17 +39,12 @@ class UniformQuestion:
 
     kind: ClassVar[str] = "uniform"
 
-    schedule: str = "1f1b"
     devices: int = 4
     microbatches: int = 8
-    chunks: int | None = None
-    forward: float = 1.0
-    backward_input: float = 1.0
-    backward_weight: float = 1.0
-    comm: float = 0.0
-    freed_by_input: float = 0.0
-    memory_limit: float | None = None
-    host_copy: float = 0.0
+    backward_input: float | None = 1.0
+    backward_weight: float | None = 1.0
+    host_copy: float | None = 0.0
+    schedule: str = "1f1b"
     parameters: dict[str, Any] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -64,9 +60,9 @@ class UniformQuestion:
     @property
     def command(self) -> str:
         """The command line with the same answer."""
-        options = asdict(self)
-        name, parameters = options.pop("schedule"), options.pop("parameters")
-        return _command(["panpipe", "schedule", name], self, {**options, **parameters}, {"devices", "microbatches"})
+        options = {each.name: getattr(self, each.name) for each in fields(UniformStages)}
+        always = {"devices", "microbatches", *({"backward_input", "backward_weight"} if self.forward != 1 else ())}
+        return _command(["panpipe", "schedule", self.schedule], self, {**options, **self.parameters}, always)
 
 
 @frozen(kw_only=True)
@@ -101,11 +97,7 @@ class PlanQuestion(PlanOptions):
 
 @frozen(kw_only=True)
 class FileQuestion:
-    """Files that the command line named.
-
-    Args:
-        number: number of the result, from 0.
-    """
+    """Files that the command line named."""
 
     kind: ClassVar[str] = "file"
 

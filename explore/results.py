@@ -13,8 +13,7 @@ from ..core.files.json_reader import parse_json
 from ..core.files.limits import TRACE
 from ..core.files.read import read_text
 from ..core.plan.plan import Plan
-from ..core.report.data import report_data
-from ..core.report.facts import ReportFacts
+from ..core.report.data import ReportFacts, report_data
 from ..core.trace.perfetto_reader import read_trace
 from ..core.trace.trace import Trace
 from ..core.validation.validate import check_actions
@@ -29,10 +28,8 @@ class Result:
     """One report to show.
 
     Args:
-        title: the files' names.
         plan: the plan; None for traces alone.
         predicted: a trace of it; None simulates the plan.
-        measured: a measured trace, if there is one.
     """
 
     title: str
@@ -43,12 +40,7 @@ class Result:
 
 @frozen
 class Results:
-    """The files that the command line named.
-
-    Args:
-        shown: one report each.
-        graph: an operator-graph file to plan for, if one was named.
-    """
+    """The files that the command line named."""
 
     shown: tuple[Result, ...] = ()
     graph: Path | None = None

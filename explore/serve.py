@@ -19,9 +19,7 @@ def serve(explorer: Explorer, *, port: int | None, browser: bool) -> None:
     """Serve until interrupted.
 
     Args:
-        explorer: the server's state.
         port: 0 for any free one; by default ``PORT``, or any free one if it is in use.
-        browser: whether a browser is opened.
 
     Raises:
         RequestError: the port is in use.

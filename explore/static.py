@@ -22,12 +22,7 @@ DEVICES, MICROBATCHES = (2, 4, 8), (4, 8, 16)
 
 
 def write_explorer(folder: Path, devices: Sequence[int] = DEVICES, microbatches: Sequence[int] = MICROBATCHES) -> None:
-    """Write the page and its answers, each as the lines of JSON that the server would send.
-
-    Args:
-        folder: for the files.
-        devices, microbatches: numbers that the page offers.
-    """
+    """Write the page and its answers, each as the lines of JSON that the server would send."""
     (folder / "answers").mkdir(parents=True, exist_ok=True)
     names = [family.name for family in resident_families() if family.name != "building-block"]
     grid = {"schedule": names, "devices": devices, "microbatches": microbatches}

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve
 
 from ..answers.schedule import build_schedule
-from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, uniform_times
+from ..answers.uniform import CHUNKS_TO_TRY
 from ..core.cluster.mesh import Mesh
 from ..core.costs.costs import StageEdge
 from ..core.errors import InfeasibleError
@@ -31,12 +31,6 @@ ORDERS_TO_TRY = 40_000
 """Orders that ``auto`` tries for each point of the frontier."""
 
 
-def stages_of(question: UniformQuestion) -> UniformStages:
-    """The pipeline that a question is about."""
-    times = uniform_times(question.forward, question.backward_input, question.backward_weight, question.freed_by_input)
-    return UniformStages(question.devices, question.microbatches, times, None, question.comm, question.host_copy)
-
-
 def scored_of(question: UniformQuestion) -> tuple[Scored, str]:
     """The schedule, and why it does not fit; empty if it does. One that does not fit is built without the limit.
 
@@ -51,12 +45,11 @@ def scored_of(question: UniformQuestion) -> tuple[Scored, str]:
 def _built(key: str) -> tuple[Scored, str]:
     question = parse_question(json.loads(key))
     assert isinstance(question, UniformQuestion)
-    stages, given = stages_of(question), dict(question.parameters)
     try:
-        return build_schedule(question.schedule, stages, question.chunks, given, question.memory_limit), ""
+        return build_schedule(question.schedule, question, question.parameters), ""
     except InfeasibleError as error:
         try:
-            scored = build_schedule(question.schedule, stages, question.chunks, given, None)
+            scored = build_schedule(question.schedule, question, question.parameters, limited=False)
         except InfeasibleError:
             raise error from None
         limit = (question.memory_limit or 0.0) * scored.problem.chunks
@@ -117,15 +110,14 @@ def report_points(question: UniformQuestion, report: Report) -> None:
 
     Each point carries the question that it answers.
     """
-    stages, limit = stages_of(question), question.memory_limit
-    counts = CHUNKS_TO_TRY if question.chunks is None else (question.chunks,)
+    limit, counts = question.memory_limit, question.chunks_to_try or CHUNKS_TO_TRY
     known = list(families().values()) if question.host_copy else resident_families()
     named: list[Scored] = []
     for number, family in enumerate(known):
         report(**progress(family.name, number, len(known)))
         own = [
             (scored, parameters)
-            for problem in (stages.problem(count, limit) for count in counts)
+            for problem in (question.problem(count, limit) for count in counts)
             for parameters, scored in candidate_schedules(problem, family)
             if not exceeds(scored)
         ]

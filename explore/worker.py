@@ -1,69 +1,40 @@
 """The worker process for slow jobs: searches, captures of models, simulations. The server may kill it at any time.
 
-It reads jobs from standard input and writes results to standard output, one JSON object a line. Model code that prints
-cannot disturb that: its standard output is redirected to standard error. Only one job runs; a cancelled one ends at
-its next report of progress, or with the process.
+One job runs at a time, and streams its lines as JSON. A cancelled one ends at its next report of progress, or with the
+process. Model code that prints cannot disturb the lines: its standard output is redirected to standard error.
 """
 
+import asyncio
 import json
 import os
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
 from contextlib import redirect_stderr, suppress
 from io import TextIOBase
-from typing import IO, Any
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
 
 from ..core.compile_notice import compile_notice
 from ..core.errors import PanpipeError, in_a_line
-from .question import Question, Report, parse_question, progress
+from .question import Report, parse_question, progress
 
 LOWER_PRIORITY = 10
 """Added to the process's nice value: while a search runs, the server answers a moved slider, and the browser draws."""
+GRACE_S = 1.5
+"""Seconds that a cancelled job has to end by itself. Then the process is killed; the next job starts another one, which
+takes longer, because it loads PyTorch and captures the model again."""
 
 
 class Cancelled(BaseException):
     """The job was cancelled. Not an ``Exception``: a search that continues after errors must not catch it."""
 
 
-class Output:
-    """Writes the lines of a job.
-
-    Args:
-        file: the pipe to the server.
-    """
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-        self._cancelled: set[int] = set()
-        self.job = 0
-
-    def cancel(self, job: int) -> None:
-        """Make a job end at its next line."""
-        self._cancelled.add(job)
-
-    def write(self, **line: Any) -> None:
-        """Write a line of the running job.
-
-        Raises:
-            Cancelled: the job was cancelled.
-        """
-        if self.job in self._cancelled:
-            raise Cancelled
-        self._file.write(json.dumps({"id": self.job, **line}, allow_nan=False) + "\n")
-        self._file.flush()
-
-    def end(self, **line: Any) -> None:
-        """Write the last line of a job, cancelled or not."""
-        self._file.write(json.dumps({"id": self.job, "end": True, **line}, allow_nan=False) + "\n")
-        self._file.flush()
-
-
 class Notes(TextIOBase):
     """A standard error whose lines are progress of the job."""
 
-    def __init__(self, output: Output) -> None:
-        self._output, self._rest = output, ""
+    def __init__(self, report: Report) -> None:
+        self._report, self._rest = report, ""
 
     def writable(self) -> bool:
         return True
@@ -71,63 +42,129 @@ class Notes(TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in filter(None, map(str.strip, lines)):
-            self._output.write(**progress(line))
+            self._report(**progress(line))
         return len(text)
 
 
-def run(report: Report, job: str, question: dict[str, Any], what: str) -> None:
-    """Run a job, which reports its lines."""
-    if "torch" not in sys.modules and question.get("kind") == "plan":
-        report(**progress("loading PyTorch"))
-    with compile_notice(lambda line: report(**progress(line))):
-        _run(report, job, parse_question(question), what)
-
-
-def _run(report: Report, job: str, asked: Question, what: str) -> None:
-    from . import plan_answers, uniform_answers  # here: the process reports that it runs before it imports torch
-
-    module = uniform_answers if asked.kind == "uniform" else plan_answers
-    if job == "file":
-        file = module.file_of(asked, what, report)
-        report(file={"name": file.name, "media_type": file.media_type, "text": file.text})
-        return
-    jobs: dict[str, Callable[[Any, Report], None]] = {"answer": module.report_answer, "points": module.report_points}
-    jobs[job](asked, report)
-
-
-def main() -> None:
-    """Read jobs until standard input ends."""
+def _work(server: Connection, cancelled: Any) -> None:
+    """Run the server's jobs until it ends; those with a number up to ``cancelled`` end at their next line."""
     os.nice(LOWER_PRIORITY)
-    # Output that models print is redirected to standard error; only jobs write to the server's pipe.
-    file = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    output, jobs, ready = Output(file), [], threading.Semaphore(0)
 
-    def read() -> None:
-        for line in sys.stdin:
-            message = json.loads(line)
-            if "cancel" in message:
-                output.cancel(message["cancel"])
-            else:
-                jobs.append(message)
-                ready.release()
-        os._exit(0)  # the server has ended
+    def send(**line: Any) -> None:
+        server.send_bytes(json.dumps(line, allow_nan=False).encode())
 
-    threading.Thread(target=read, daemon=True).start()
     while True:
-        ready.acquire()
-        message = jobs.pop(0)
-        output.job = message["id"]
+        try:
+            number, job, question, what = json.loads(server.recv_bytes())
+        except (EOFError, OSError, KeyboardInterrupt):  # the server has ended
+            return
+
+        def report(number: int = number, **line: Any) -> None:
+            if cancelled.value >= number:
+                raise Cancelled
+            send(**line)
+
         last: dict[str, Any] = {}
-        with suppress(Cancelled), redirect_stderr(Notes(output)):
+        with suppress(Cancelled), redirect_stderr(Notes(report)):
             try:
-                run(output.write, message["job"], message["question"], message.get("what", ""))
+                _run(report, job, question, what)
             except PanpipeError as error:
                 last = {"error": str(error)}
             except Exception as error:  # from the user's model, or a defect: the page shows it
                 last = {"error": in_a_line(error)}
-        output.end(**last)
+        send(**last, end=True)
 
 
-if __name__ == "__main__":
-    main()
+def _run(report: Report, job: str, question: dict[str, Any], what: str) -> None:
+    """Run a job, which reports its lines."""
+    if "torch" not in sys.modules and question.get("kind") == "plan":
+        report(**progress("loading PyTorch"))
+    from . import plan_answers, uniform_answers  # here: the process reports that it runs before it imports torch
+
+    asked: Any = parse_question(question)
+    module = uniform_answers if asked.kind == "uniform" else plan_answers
+    with compile_notice(lambda line: report(**progress(line))):
+        if job == "file":
+            file = module.file_of(asked, what, report)
+            report(file={"name": file.name, "media_type": file.media_type, "text": file.text})
+        else:
+            {"answer": module.report_answer, "points": module.report_points}[job](asked, report)
+
+
+class Worker:
+    """The server's side: a process that is started with the first job."""
+
+    def __init__(self) -> None:
+        self._process: Any = None
+        self._free = asyncio.Lock()
+        self._count = 0
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def run(self, job: str, question: dict[str, Any], what: str = "") -> AsyncGenerator[dict[str, Any], None]:
+        """Run a job and yield its lines; closing the iterator cancels it.
+
+        Args:
+            job: ``answer``, ``points`` or ``file``.
+            what: the kind of file, for the job ``file``.
+        """
+        async with self._free:
+            if self._stopping is not None:
+                await asyncio.wait([self._stopping])  # if this wait is cancelled, stopping continues
+            self._start()
+            self._count += 1
+            ended = False
+            try:
+                self._connection.send_bytes(json.dumps([self._count, job, question, what]).encode())
+                while not ended:
+                    line = await self._line()
+                    ended = line.pop("end", False)
+                    if line:
+                        yield line
+            except (EOFError, OSError):
+                ended = True
+                yield {"error": "the worker process has ended, perhaps out of memory: try a smaller model or search"}
+            finally:
+                if not ended:
+                    self._stopping = asyncio.create_task(self._stop(self._count))
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.is_alive():
+            return
+        context = get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._cancelled = context.Value("q", 0)
+        self._process = context.Process(target=_work, args=(other, self._cancelled), daemon=True)
+        self._process.start()
+        other.close()
+
+    async def _line(self) -> dict[str, Any]:
+        """The next line of the job.
+
+        Raises:
+            EOFError, OSError: the process has ended.
+        """
+        readable, loop, number = asyncio.Event(), asyncio.get_running_loop(), self._connection.fileno()
+        loop.add_reader(number, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(number)
+        line: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        return line
+
+    async def _stop(self, job: int) -> None:
+        """Wait until a cancelled job has ended; kill the process if it takes too long."""
+        self._cancelled.value = job
+        try:
+            async with asyncio.timeout(GRACE_S):
+                while "end" not in await self._line():
+                    pass
+        except (TimeoutError, EOFError, OSError):
+            await self.close()

@@ -26,9 +26,6 @@ def step_of_trainer(trainer: Any, count: BatchCount, dtype: torch.dtype | None, 
     """The step for ``panpipe.pipeline``, with weights of microbatches that are right for the trainer's loss.
 
     Args:
-        trainer: Trainer, or a subclass.
-        count: how Trainer counts items.
-        dtype: of autocast; None without.
         inputs: a batch for the trial of the trainer's own loss.
 
     Raises:

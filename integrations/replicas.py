@@ -64,7 +64,6 @@ class ReplicaRows:
         If there are fewer rows than replicas, each replica evaluates all rows, which gives the same mean.
 
         Args:
-            batch: a batch of the framework.
             step: the function that reads it; None for the training step.
         """
         found = self._rows(batch, step)

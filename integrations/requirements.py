@@ -38,8 +38,6 @@ def refuse_twice(place: str, framework: str, given: Mapping[str, Any], own: Mapp
 
     Args:
         place: what the user gave them to.
-        framework: its name.
-        given: the arguments.
         own: the name of an argument, or of a field of a group, and what the framework has in its place.
 
     Raises:

@@ -46,13 +46,7 @@ class BatchCount:
 
 
 def loss_step(trainer: Any, count: BatchCount, dtype: torch.dtype | None) -> Callable[[Any, Any], Any]:
-    """The step for ``panpipe.pipeline``.
-
-    Args:
-        trainer: Trainer, or a subclass with its own ``compute_loss``.
-        count: how items are counted.
-        dtype: of autocast; None without.
-    """
+    """The step for ``panpipe.pipeline``."""
     from transformers import Trainer
 
     own = type(trainer).compute_loss is not Trainer.compute_loss
@@ -97,12 +91,7 @@ def _model_loss(trainer: Any) -> Callable[..., Tensor]:
 
 @frozen
 class Outputs:
-    """The outputs of a model without some of them.
-
-    Args:
-        ignored: names of outputs.
-        dtype: of autocast; None without.
-    """
+    """The outputs of a model without some of them."""
 
     ignored: tuple[str, ...]
     dtype: torch.dtype | None

@@ -52,11 +52,7 @@ _OWN = {
 
 
 class PipelinedModel(nn.Module):
-    """The wrapped model of a Trainer (``model_wrapped``), which is otherwise a DistributedDataParallel.
-
-    Args:
-        module: the user's model.
-    """
+    """The wrapped model of a Trainer (``model_wrapped``), which is otherwise a DistributedDataParallel."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

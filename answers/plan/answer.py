@@ -34,7 +34,6 @@ class PlanAnswer:
     """A plan with the facts to print.
 
     Args:
-        plan: with its prediction.
         limits: bytes that each device may use.
         work: samples, tokens and FLOPs of a step.
         unlimited_s: the step with the best schedule without a memory limit, if known.
@@ -195,12 +194,7 @@ class PlanAnswer:
 
 
 def data_parallel_advice(plan: Plan, limits: Sequence[float]) -> str | None:
-    """The advice to use data parallelism; None where a device cannot hold the whole model.
-
-    Args:
-        plan: with its prediction.
-        limits: bytes that each device may use.
-    """
+    """The advice to use data parallelism; None where a device cannot hold the whole model."""
     devices = plan.devices * plan.mesh.data
     if plan.devices == 1:
         return "this fits on one device: use DDP, or one process" if devices > 1 else "this is one device: no pipeline"

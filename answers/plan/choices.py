@@ -1,7 +1,6 @@
 """The choices that ``panpipe plan`` can leave to the search: mesh, microbatches, recomputation, tensor ranks."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from attrs import evolve
 
@@ -20,37 +19,6 @@ from ..bundled_models import is_bundled, shared_sizes
 from .costs import PlanningCosts
 from .options import PlanOptions
 
-if TYPE_CHECKING:
-    from ...core.search.problem.workload import Workload
-
-SIZES = (1, 2, 4, 8)
-"""Samples of a microbatch to try if ``--microbatches`` is not given."""
-
-
-def counted_workload(costs: PlanningCosts, cluster: Cluster, microbatches: int) -> "Workload":
-    """A workload of a given number of microbatches over all replicas, each with these costs."""
-    from ...core.search.problem.workload import Workload, kinds_of
-
-    kinds = kinds_of(tuple(costs.by_type), cluster)
-    return Workload(lambda _: costs.graphs, microbatches, (1,), kinds, costs.parameter_sizes)
-
-
-def sized_workload(costs_of: Callable[[int], PlanningCosts], cluster: Cluster, batch: int) -> "Workload":
-    """A workload of ``batch`` samples whose microbatch size the search chooses.
-
-    Args:
-        costs_of: number of microbatches → costs of one microbatch.
-        cluster: the cluster to plan for.
-        batch: samples of a step, over all replicas.
-    """
-    from ...core.search.problem.workload import Workload, kinds_of
-
-    sizes = tuple(size for size in SIZES if batch % size == 0 and size <= batch)
-    known = {size: costs_of(batch // size) for size in sizes}
-    first = known[sizes[0]]
-    kinds = kinds_of(tuple(first.by_type), cluster)
-    return Workload(lambda size: known[size].graphs, batch, sizes, kinds, first.parameter_sizes)
-
 
 def wanted_meshes(mesh: str | None, cluster: Cluster, *, analytic_costs: bool) -> Sequence[tuple[int, int]]:
     """The pairs of pipeline and data dimensions to choose among.
@@ -58,7 +26,6 @@ def wanted_meshes(mesh: str | None, cluster: Cluster, *, analytic_costs: bool) -
     Args:
         mesh: ``auto``, or for example ``pp=8`` or ``pp=8,dp=4``; None is auto with
             ``analytic_costs``, otherwise one pipeline. The search tries both dimensions across nodes.
-        cluster: all of its devices are used.
         analytic_costs: whether costs are derived from the devices' descriptions; a plan then may have replicas by
             default.
 
@@ -81,10 +48,6 @@ def wanted_chunks(chunks: int | None, wanted: Sequence[ScheduleFamily]) -> tuple
 
     A schedule of several stages a device, asked for by its name, has several.
 
-    Args:
-        chunks: the option.
-        wanted: the schedules to choose among.
-
     Raises:
         RequestError: none of them has as many.
     """
@@ -104,10 +67,6 @@ def wanted_recompute(options: PlanOptions, *, analytic_costs: bool) -> Recompute
     """``none``, ``all``, the stages that recompute, or None to let the search choose.
 
     No stage recomputes with ``attention`` or ``every:N``, whose costs have it in the backward.
-
-    Args:
-        options: of the request.
-        analytic_costs: see `replicas_allowed`.
 
     Raises:
         RequestError: it is none of these.
@@ -163,8 +122,6 @@ def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | N
     """The numbers of tensor ranks to choose among.
 
     Args:
-        tp: the option: None, ``auto`` or a number.
-        machine: the devices.
         cluster: the cluster's name on the command line.
         model: ``module:factory`` or a bundled model's name; None for an operator-graph file.
         others: number of context and expert ranks for each tensor rank.

@@ -35,7 +35,6 @@ class PlanningCosts:
         graph: with times on the cluster's slowest type of device, or on this host.
         by_type: with times on each type of device; empty if they are equal on all devices.
         parameter_sizes: bytes of every parameter; None if the graph does not have them.
-        work: samples, tokens and FLOPs of a step.
         peak_flops_per_s: of every device for the number type of most of the model's FLOPs; None if unknown.
         step_error: relative error of the step that 9 of 10 predictions from these costs stay below, see
             ``core/validation/interval``; None if unknown.
@@ -62,12 +61,6 @@ class PlanningCosts:
 
 def model_costs(options: PlanOptions, cluster: Cluster, microbatches: int, tensor: int = 1) -> PlanningCosts:
     """Costs of a model on a cluster: from the description of its devices, or measured if it is this host.
-
-    Args:
-        options: with a model; their samples and tokens have precedence over those of the model.
-        cluster: the cluster to plan for.
-        microbatches: the number of microbatches that the batch is split into.
-        tensor: number of tensor ranks that share each stage.
 
     Raises:
         RequestError: an unknown number type or optimizer, a device without a type, or a model that cannot be captured.
@@ -99,8 +92,6 @@ def _with_common_parameters(graph: OpGraph, cluster: GroupedCluster, *, shares: 
     They follow the sums over replicas, and are exposed. Experts are on one of the expert ranks.
 
     Args:
-        graph: of one rank.
-        cluster: of the groups.
         shares: whether these ranks share the optimizer's state.
     """
     kinds = [kind for kind, count in ((CONTEXT_RANKS, cluster.context), (EXPERT_RANKS, cluster.experts)) if count > 1]

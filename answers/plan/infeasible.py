@@ -48,12 +48,7 @@ def refuse(nothing: NothingFits, request: PlanRequest, *, json: bool) -> NoRetur
 
 
 class InfeasibleAnswer:
-    """The answer if no plan fits.
-
-    Args:
-        nothing: the error of the search, with the closest plan.
-        request: the user's request.
-    """
+    """The answer if no plan fits."""
 
     def __init__(self, nothing: NothingFits, request: PlanRequest) -> None:
         from ...simulators.run import simulate
@@ -69,7 +64,7 @@ class InfeasibleAnswer:
         self.held = holding(self.plan, self.limits, timelines)
         self.saves = problem.recompute_excluded and problem.offload_excluded
         self.large = too_large(problem.least, problem.limit, saves=self.saves)
-        self.changes = smallest_changes(nothing, problem, memory, replan, oracle=request.oracle)
+        self.changes = smallest_changes(nothing, problem, memory, replan, oracle=request.options.oracle)
 
     def plain(self) -> dict[str, Any]:
         """The data that ``--json`` prints."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ...core.analytic.kinds import KERNELS, ORDERS
 from ...core.byte_sizes import byte_size
 from ...core.cluster.catalog.find import CPU, find_cluster
 from ...core.cluster.cluster import Cluster
@@ -26,6 +25,7 @@ from ...core.plan.plan import Plan, plan_json
 from ...core.policies.sharding import AUTO, level_and_sharers
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
+from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.fewer_devices import faster_alone
 from ...core.search.suggestions.infeasible import NothingFits
 from ...core.trace.throughput import StepTotals
@@ -58,10 +58,6 @@ def run(
 ) -> None:
     """Search plans and print the best.
 
-    Args:
-        options: of the request.
-        tp, seconds, top, out, json: options of ``panpipe plan`` for the search, and for what is printed and written.
-
     Raises:
         RequestError: an option is wrong.
         InfeasibleError: no plan fits.
@@ -69,7 +65,6 @@ def run(
     check_writable(out)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RequestError(f"--seconds is {seconds:g}: give a finite number above 0")
-    _check_counts(budget=options.budget)
     try_fewer = options.graph is not None and options.mesh is None
     allowance = Allowance(options.budget, seconds)
     found, failed = _search(options, tp, allowance, try_fewer=try_fewer, alternatives=top is not None)
@@ -139,22 +134,13 @@ def _search(
 def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Sequence[ScheduleFamily]]:
     """The request for the options of ``panpipe plan``.
 
-    Args:
-        options: the options.
-        tensor: number of tensor ranks that share each stage.
-
     Returns:
         The request, whose costs are computed when they are first read, and the schedule families that may be used.
 
     Raises:
         RequestError: an option is wrong.
     """
-    _check_counts(microbatches=options.microbatches, budget=options.budget)
     level_and_sharers(options.shard, AUTO)
-    if options.kernels not in KERNELS:
-        raise RequestError(f"--kernels is '{options.kernels}': give one of {', '.join(KERNELS)}")
-    if options.tp_overlap not in ("none", "backward", "all"):
-        raise RequestError(f"--tp-overlap is '{options.tp_overlap}': give none, backward or all")
     offload = parse_offload(options.offload or "none")
     usable = resident_families() if offload == "none" else list(families().values())
     wanted = usable if options.schedule == "auto" else [find_family(options.schedule)]
@@ -183,26 +169,24 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
     def costs_of(microbatches: int) -> PlanningCosts:
         return _costs(options, machine, microbatches, tensor)
 
-    request = PlanRequest(
-        costs_of,
-        machine,
-        options.microbatches,
-        batch=options.batch or 1,
+    search = SearchOptions(
         families=wanted,
         anneal=options.schedule == "auto",
         oracle=oracle_of(of_graph),
-        mesh=options.mesh,
-        analytic_costs=analytic_costs,
+        judge=judge_of(of_graph),
         recompute=wanted_recompute(options, analytic_costs=analytic_costs),
-        within=options.within,
         memory_limit=options.memory_limit,
         budget=options.budget,
         seed=options.seed,
         offload=offload,
-        judge=judge_of(of_graph),
-        boundaries=_boundaries(options, analytic_costs and offload == "none" and not offloading),
         shard=options.shard,
-        chunks=wanted_chunks(options.chunks, wanted),
+    )
+    if (chunks := wanted_chunks(options.chunks, wanted)) is not None:
+        search = evolve(search, min_chunks=chunks[0], max_chunks=chunks[1])
+    boundaries = _boundaries(options, analytic_costs and offload == "none" and not offloading)
+    microbatches, batch, mesh = options.microbatches, options.batch or 1, options.mesh
+    request = PlanRequest(
+        costs_of, machine, microbatches, batch, search, mesh, analytic_costs, boundaries, options.within
     )
     return request, usable
 
@@ -213,9 +197,6 @@ def _ranks(options: PlanOptions) -> int:
     Raises:
         RequestError: an option is wrong.
     """
-    _check_counts(cp=options.cp, ep=options.ep)
-    if options.cp_order not in ORDERS:
-        raise RequestError(f"--cp-order is '{options.cp_order}': give one of {', '.join(ORDERS)}")
     if options.cp * options.ep == 1:
         return 1
     if options.model is None or CPU.fullmatch(options.cluster):
@@ -243,13 +224,6 @@ def _with_host_memory(machine: Cluster, limit: float | None) -> Cluster:
     return evolve(machine, hubs=tuple(hubs))
 
 
-def _check_counts(**counts: int | None) -> None:
-    """Refuse counts below 1; None means that the option is not given."""
-    for option, count in counts.items():
-        if count is not None and count < 1:
-            raise RequestError(f"--{option} is {count}: give a whole number of at least 1")
-
-
 def _write(out: Path, plans: Sequence[Plan]) -> list[Path]:
     """Write the best plan, and the others in the same folder: ``plan.json``, ``plan.2.json`` and so on."""
     paths = [out, *(out.with_suffix(f".{number}{out.suffix}") for number in range(2, len(plans) + 1))]
@@ -265,9 +239,7 @@ def plan_answer(
     """The answer for the plans that were found.
 
     Args:
-        request: what was searched.
         usable: the schedule families that it may use.
-        plans: the fastest first.
         fewer: a faster plan for fewer of the devices, if one is known.
     """
     # Imported here: compiled code takes a second to load.

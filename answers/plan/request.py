@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, frozen
@@ -11,18 +11,15 @@ from ...core.cluster.cluster import Cluster
 from ...core.cluster.tensor_groups import GroupedCluster, consecutive_groups
 from ...core.costs.partition import device_limits
 from ...core.errors import InfeasibleError, RequestError
-from ...core.offload.request import OffloadRequest
 from ...core.plan.plan import Plan
-from ...core.policies.recompute import Recompute
 from ...core.policies.sharding import AUTO, LEVELS, NONE, level_and_sharers
-from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
-from ...core.search import Oracle
+from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.changes import InfeasibleRequest, Relaxation
 from ...core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
 from ...core.validation.interval import with_step_error
 from ..output import note
-from .choices import counted_workload, sized_workload, wanted_meshes
+from .choices import wanted_meshes
 from .costs import PlanningCosts
 
 if TYPE_CHECKING:
@@ -32,6 +29,8 @@ if TYPE_CHECKING:
 
 LAYERS_IF_ENOUGH = "layers if enough"
 """Stages end between layers, if the model has a layer for each stage of a pipeline."""
+SIZES = (1, 2, 4, 8)
+"""Samples of a microbatch to try if ``--microbatches`` is not given."""
 FEW = 20_000
 """Most evaluations of a search for fewer devices than the cluster has."""
 
@@ -94,45 +93,24 @@ class PlanRequest:
 
     Args:
         costs_of: number of microbatches of a step → the operators with their costs.
-        machine: the cluster to plan for.
+        machine: the cluster to plan for; with tensor ranks its devices are groups (``core/cluster/tensor_groups.py``).
         microbatches: of a step, over all replicas; None if the search chooses their size.
         batch: samples of a step, if the search chooses the size of microbatches.
-        families: the schedules to choose from.
-        anneal: whether orders other than those of the families are searched, too.
-        oracle: its score decides between plans.
         mesh: the option of the command line (see ``wanted_meshes``).
         analytic_costs: whether costs are derived from the devices' descriptions (see ``replicas_allowed``):
             ``costs_of`` then supports other numbers of microbatches, and a plan may have replicas by default.
-        recompute: see ``SearchOptions``.
-        memory_limit: bytes that a device may use, if less than its memory.
-        budget: number of evaluations.
-        seed: of the search.
-        offload, judge, shard: see ``SearchOptions``.
         boundaries: where stages may end (see ``Blocks``), or ``LAYERS_IF_ENOUGH``.
-        chunks: fewest and most stages of a device; None if the search chooses.
         within: what the costs recompute within stages, see ``MemoryPolicy``.
-
-    With tensor ranks the machine's devices are groups of them (``core/cluster/tensor_groups.py``).
     """
 
     costs_of: Callable[[int], PlanningCosts]
     machine: Cluster
     microbatches: int | None
     batch: int
-    families: Sequence[ScheduleFamily]
-    anneal: bool
-    oracle: Oracle
+    options: SearchOptions
     mesh: str | None
     analytic_costs: bool
-    recompute: Recompute | None
-    memory_limit: float | None
-    budget: int | None
-    seed: int
-    offload: OffloadRequest = "none"
-    judge: Oracle | None = None
     boundaries: str = "operators"
-    shard: str = NONE
-    chunks: tuple[int, int] | None = None
     within: str = ""
 
     @property
@@ -143,26 +121,23 @@ class PlanRequest:
     @property
     def limits(self) -> tuple[float, ...]:
         """Bytes that each device of the cluster may use."""
-        return device_limits(self.machine, self.memory_limit)
+        return device_limits(self.machine, self.options.memory_limit)
 
     @property
     def problem(self) -> InfeasibleRequest:
         """The facts that the answer needs if no plan fits."""
-        rows = self.costs.work.samples
-        recompute_excluded, grouped = self.recompute == "none", isinstance(self.machine, GroupedCluster)
-        offload_excluded = self.offload == "none" and not grouped and self.boundaries != "layers"
-        level, _ = level_and_sharers(self.shard, AUTO)
+        options, grouped = self.options, isinstance(self.machine, GroupedCluster)
+        level, _ = level_and_sharers(options.shard, AUTO)
         shard = LEVELS[-1] if level == AUTO else level
-        replicas = max(data for _, data in self._meshes) if shard != LEVELS[-1] else 1
         return InfeasibleRequest(
             self.costs.graph,
             self.microbatches,
             self.limits,
-            recompute_excluded,
-            rows,
-            offload_excluded,
-            replicas,
-            shard,
+            recompute_excluded=options.recompute == "none",
+            rows=self.costs.work.samples,
+            offload_excluded=options.offload == "none" and not grouped and self.boundaries != "layers",
+            replicas=max(data for _, data in self._meshes) if shard != LEVELS[-1] else 1,
+            shard=shard,
         )
 
     @property
@@ -171,38 +146,17 @@ class PlanRequest:
         return wanted_meshes(self.mesh, self.machine, analytic_costs=self.analytic_costs)
 
     def search(self, meshes: Sequence[tuple[int, int]] | None = None, **changes: Any) -> "SearchResult":
-        """Search plans.
-
-        Args:
-            meshes: pipeline and data dimensions, in place of the request's own.
-            changes: of the ``SearchOptions`` of the request.
-        """
+        """Search plans."""
         from ...core.search.choose import search_plans  # imported here: compiled code takes a second to load
         from ...core.search.compiling import compile_ahead
-        from ...core.search.search_options import SearchOptions
 
         compile_ahead(note)  # does nothing if it is compiled
-        options = SearchOptions(
-            families=self.families,
-            oracle=self.oracle,
-            judge=self.judge,
-            anneal=self.anneal,
-            recompute=self.recompute,
-            memory_limit=self.memory_limit,
-            seed=self.seed,
-            budget=self.budget,
-            offload=self.offload,
-            shard=self.shard,
-        )
-        if self.chunks is not None:
-            options = evolve(options, min_chunks=self.chunks[0], max_chunks=self.chunks[1])
-        if meshes is None:
-            meshes = self._meshes
+        options, meshes = self.options, self._meshes if meshes is None else meshes
         stages = min(pipeline for pipeline, _ in meshes) * options.min_chunks
         blocks = self._blocks(stages)
         blocks.refuse_too_few(stages)
         if not self.problem.may_fit(Relaxation()):  # only the plan that comes closest is wanted
-            plain = tuple(family for family in self.families if family.name == "1f1b") or self.families
+            plain = tuple(family for family in options.families if family.name == "1f1b") or options.families
             changes = {**changes, "until_fit": True, "budget": 1, "families": plain, "anneal": False}
         found = search_plans(self._workload(blocks), self.machine, evolve(options, **changes), meshes=meshes)
         return evolve(found, plans=tuple(self._finished(blocks.expanded(plan)) for plan in found.plans))
@@ -216,20 +170,25 @@ class PlanRequest:
         """The blocks that stages consist of, for at least this many stages."""
         from ...core.search.problem.blocks import Blocks
 
-        given = self.costs.graph, self.costs.parameter_sizes
-        if self.boundaries == LAYERS_IF_ENOUGH:
-            try:
-                found = Blocks.of(given[0], "layers", given[1])
-            except RequestError:  # no modules repeat
-                found = None
-            enough = found is not None and len(found.operators) >= stages
-            return found if found is not None and enough else Blocks.of(given[0], "operators", given[1])
-        return Blocks.of(given[0], self.boundaries, given[1])
+        graph, sizes, boundaries = self.costs.graph, self.costs.parameter_sizes, self.boundaries
+        if boundaries == LAYERS_IF_ENOUGH:
+            boundaries = "operators"
+            with suppress(RequestError):  # no modules repeat
+                layers = Blocks.of(graph, "layers", sizes)
+                if len(layers.operators) >= stages:
+                    return layers
+        return Blocks.of(graph, boundaries, sizes)
 
     def _workload(self, blocks: "Blocks") -> "Workload":
-        if self.microbatches is None:
-            return sized_workload(lambda count: self.costs_of(count).joined(blocks), self.machine, self.batch)
-        return counted_workload(self.costs.joined(blocks), self.machine, self.microbatches)
+        """Microbatches of the given number, or of a size that the search chooses, with costs summed over blocks."""
+        from ...core.search.problem.workload import Workload, kinds_of
+
+        number, total = self.microbatches, self.microbatches or self.batch
+        sizes = (1,) if number is not None else tuple(size for size in SIZES if total % size == 0 and size <= total)
+        known = {size: self.costs_of(total // size).joined(blocks) for size in sizes}
+        first = known[sizes[0]]
+        kinds = kinds_of(tuple(first.by_type), self.machine)
+        return Workload(lambda size: known[size].graphs, total, sizes, kinds, first.parameter_sizes)
 
     def prepare(self) -> None:
         """Compute the costs and compile the search; neither counts towards the time limit of the search."""
@@ -261,21 +220,23 @@ class PlanRequest:
 
     def relaxed(self, change: Relaxation) -> "PlanRequest":
         """The same request with the given changes."""
-        machine, mesh = self.machine, self.mesh
+        machine, mesh, options, boundaries = self.machine, self.mesh, self.options, self.boundaries
         if change.devices is not None:
             machine = _with_more_devices(machine, change.devices)
             if mesh not in (None, "auto"):
                 ((_, data),) = self._meshes
                 mesh = f"pp={change.devices // data},dp={data}"
-        limit = None if self.memory_limit is None else self.memory_limit + change.extra_bytes
-        other = evolve(self, machine=with_more_memory(machine, change.extra_bytes), mesh=mesh, memory_limit=limit)
+        if options.memory_limit is not None:
+            options = evolve(options, memory_limit=options.memory_limit + change.extra_bytes)
         if change.recompute:
-            other = evolve(other, recompute=None)
+            options = evolve(options, recompute=None)
         if change.shard is not None:
-            other = evolve(other, shard=change.shard)
+            options = evolve(options, shard=change.shard)
         if change.offload:
-            more = () if len(self.families) == 1 else tuple(each for each in families().values() if each.offloads)
-            other = evolve(other, offload="auto", families=(*self.families, *more), boundaries="operators")
+            more = () if len(options.families) == 1 else tuple(each for each in families().values() if each.offloads)
+            options, boundaries = evolve(options, offload="auto", families=(*options.families, *more)), "operators"
+        machine = with_more_memory(machine, change.extra_bytes)
+        other = evolve(self, machine=machine, mesh=mesh, options=options, boundaries=boundaries)
         if change.parts == 1 or self.microbatches is None:
             return other
         costs_of = self.costs_of if self.analytic_costs else lambda _: _in_parts(self.costs, change.parts)

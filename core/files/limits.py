@@ -8,10 +8,8 @@ from attrs import frozen
 
 from ..errors import RequestError
 
-MOST_DIGITS = 400
-"""Digits and signs of one number in a file: more than any float needs (the smallest one has 309 zeros)."""
-LARGEST_WRITTEN = 2**64
-"""By default, integers of a JSON or TOML file are below this, and above its negative."""
+LONGEST_TEXT = 4096
+"""Characters of a text of a document."""
 LARGEST_INTEGER = 2**53
 """Largest value of an integer field (sizes in bytes, counts): exact as a 64-bit float."""
 LARGEST_FLOAT, SMALLEST_FLOAT = 1e30, 1e-30
@@ -33,32 +31,20 @@ class Limits:
 
     Args:
         size: bytes of the file.
-        depth: nested objects and lists.
         values: objects, lists, texts and numbers together; each takes about 100 bytes of memory.
-        text: characters of a text or a key.
-        lines: bytes of a line; None for no limit.
-        printable: whether texts have printable characters only. Otherwise surrogates alone are refused.
-        integer: integers are below this, and above its negative.
     """
 
     size: int = 128 << 20
-    depth: int = 32
     values: int = 8_000_000
-    text: int = 4096
-    lines: int | None = None
-    printable: bool = True
-    integer: int = LARGEST_WRITTEN
 
 
 DOCUMENT = Limits()
 """Plans (one of 512 stages and 4,096 microbatches has 46 MB, with 4.2 million actions), operator graphs, clusters and
-other JSON documents."""
-CATALOGUE = Limits(size=1 << 20, depth=16, values=100_000, lines=4096, printable=False)
-"""TOML files: reading one takes time that grows with the square of a line's length."""
-SCHEDULE = Limits()
-"""Schedule files (CSV): the values are cells."""
-TRACE = Limits(size=256 << 20, depth=64, values=8_000_000, text=1 << 20, printable=False, integer=10**40)
-"""Traces, also of other programs: about half a million events. Numbers have all their digits there."""
+other JSON documents; schedule files, whose values are cells."""
+CATALOGUE = Limits(size=1 << 20)
+"""TOML files."""
+TRACE = Limits(size=256 << 20)
+"""Traces, also of other programs: about half a million events."""
 
 
 def short(value: object) -> str:

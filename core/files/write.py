@@ -42,7 +42,6 @@ def replace_file(path: str | Path, parts: Iterable[Part], *, durable: bool = Fal
 
     Args:
         path: of the file. A symbolic link is replaced; its target is unchanged.
-        parts: its bytes.
         durable: whether the bytes are on the disk on return.
 
     Raises:
@@ -84,7 +83,6 @@ def new_file(folder: Path, name: str) -> tuple[int, Path]:
     """Create an empty file with a random hidden name in a folder.
 
     Args:
-        folder: where it is created.
         name: of the file that it becomes; the beginning of its name.
 
     Returns:

@@ -1,16 +1,16 @@
-"""The data that the page draws, as plain objects. Times in seconds to the nanosecond, memory in bytes.
-
-It has the hosts whose memory is shown, and a short list of each stage's operators: the modules they belong to.
+"""The facts that a report shows in addition to its plan and traces, and the data that the page draws, as plain objects.
+Times in seconds to the nanosecond, memory in bytes.
 """
 
 import math
 import re
 import statistics
 from collections.abc import Sequence
+from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Kind
 from ..costs.module_names import module_ranges
@@ -19,10 +19,80 @@ from ..plan.plan import Plan
 from ..policies.offload import host_slots
 from ..schedules.meaning import short_name
 from ..timing.idle import CAUSES, IdleTime
-from ..trace.compare import Comparison, bubble_per_device, compare, memory_kinds, peak_memory
+from ..timing.not_offloaded import NotOffloaded
+from ..trace.compare import bubble_per_device, compare, memory_kinds, peak_memory
 from ..trace.trace import HOST_MEMORY, LinkTrack, MemorySample, Trace, TraceEvent, queue_order
 from ..wording import counted
-from .facts import ReportFacts
+
+
+class Checked(StrEnum):
+    """The subject of a check."""
+
+    RESULT = "result"
+    """A computed value. If the check fails, the program has failed."""
+    PREDICTION = "prediction"
+    """A predicted value. If the check fails, the prediction missed, and the computed values are still right."""
+
+
+@frozen
+class Check:
+    """One check with its outcome.
+
+    Args:
+        name: a few words: ``loss equals one process``.
+        value: the outcome as text: ``0 of 0 bits differ``.
+        verdict: True passed, False failed, None for a figure without a pass criterion.
+        about: a result, or a prediction.
+    """
+
+    name: str
+    value: str
+    verdict: bool | None = None
+    about: Checked = Checked.RESULT
+
+    @property
+    def failed(self) -> bool:
+        """Whether a result is wrong."""
+        return self.verdict is False and self.about is Checked.RESULT
+
+    @property
+    def missed(self) -> bool:
+        """Whether a prediction missed."""
+        return self.verdict is False and self.about is Checked.PREDICTION
+
+
+@frozen
+class ReportFacts:
+    """Optional contents of the page; without a fact, its part of the page is omitted.
+
+    Args:
+        title: headline; None for the plan's model.
+        summary: one or two sentences below it; None for a sentence about the plan.
+        losses: loss of each training step, in order.
+        reference_losses: losses of the same steps by one process, drawn over them.
+        step_times_s: measured time of every timed step, in seconds; their median is the headline's measured time.
+        one_process_step_s: time of the same step by one process, for the speed-up.
+        limits_bytes: memory limit per device; None for the memory of the prediction's cluster.
+        checks: checks with their outcomes.
+        notes: sentences for the end of the page.
+        idle: the idle time of the predicted step by cause.
+        kept: saved tensors that stay on the devices of a plan that offloads.
+        plain_units: whether times and sizes are in the unit of abstract costs, not in seconds and bytes.
+    """
+
+    title: str | None = None
+    summary: str | None = None
+    losses: tuple[float, ...] = field(default=(), converter=tuple)
+    reference_losses: tuple[float, ...] = field(default=(), converter=tuple)
+    step_times_s: tuple[float, ...] = field(default=(), converter=tuple)
+    one_process_step_s: float | None = None
+    limits_bytes: tuple[float, ...] | None = None
+    checks: tuple[Check, ...] = field(default=(), converter=tuple)
+    notes: Sequence[str] = ()
+    idle: IdleTime | None = None
+    kept: tuple[NotOffloaded, ...] = ()
+    plain_units: bool = False
+
 
 UNNAMED = "Pipeline plan"
 """Headline if neither the facts nor the plan have a name."""
@@ -32,44 +102,25 @@ TRACES = "Predicted and measured"
 """Headline if there is no plan."""
 
 
-@frozen
-class Host:
-    """A host that devices offload to.
-
-    Args:
-        name: its name.
-        devices: those that offload to it.
-        limit_bytes: what plans may offload to it; None for no limit.
-        arena_bytes: the arenas of its devices; None without a plan.
-    """
-
-    name: str
-    devices: tuple[int, ...]
-    limit_bytes: int | None = None
-    arena_bytes: int | None = None
-
-
 def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
     """All data of the page."""
     traces = [predicted] if measured is None else [predicted, measured]
-    comparison = None if measured is None else compare(predicted, measured)
-    drawn = [
-        _trace(trace, name, hosts_of(plan, traces))
-        for trace, name in zip(traces, ("predicted", "measured"), strict=False)
-    ]
+    hosts = _hosts(plan, traces)
+    interval = None if plan is None or plan.prediction is None else plan.prediction.interval_s
     return {
         "title": facts.title or (TRACES if plan is None else plan.model or UNNAMED),
         "units": "plain" if facts.plain_units else "SI",
         "summary": facts.summary or ("" if plan is None else _summary(plan)),
         "plan": _traced(predicted) if plan is None else _plan(plan),
         "queues": _queues(traces),
-        "traces": drawn,
-        "step": _step(plan, predicted, measured, facts),
+        "traces": [_trace(trace, name, hosts) for trace, name in zip(traces, ("predicted", "measured"), strict=False)],
+        "step": _step(interval, predicted, measured, facts),
         "peaks": _peaks(traces),
         "limits": _limits(plan, facts),
-        "hosts": _hosts(plan, traces),
+        "hosts": [{key: host[key] for key in ("name", "limit", "arena")} for host in hosts],
         "kept": [as_plain(kept) for kept in facts.kept],
-        "comparison": None if comparison is None else _comparison(comparison),
+        # The charts have every action already.
+        "comparison": None if measured is None else as_plain(evolve(compare(predicted, measured), actions=())),
         "idle": None if facts.idle is None else idle_data(facts.idle),
         "links": [_link(link) for link in predicted.links],
         "losses": _finite(facts.losses),
@@ -111,12 +162,13 @@ def _link(link: LinkTrack) -> dict[str, Any]:
     }
 
 
-def _step(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
+def _step(
+    interval: tuple[float, float] | None, predicted: Trace, measured: Trace | None, facts: ReportFacts
+) -> dict[str, Any]:
     """Step times; the measured one is the median of the timed steps, if there are any."""
     times = facts.step_times_s
     found = statistics.median(times) if times else None if measured is None else measured.step_s
     one = facts.one_process_step_s
-    interval = None if plan is None or plan.prediction is None else plan.prediction.interval_s
     return {
         "predicted": predicted.step_s,
         "measured": found,
@@ -139,7 +191,7 @@ def _queues(traces: Sequence[Trace]) -> list[list[str]]:
     return [sorted(queues, key=lambda queue: (queue_order(queue), queue)) for queues in found]
 
 
-def _trace(trace: Trace, name: str, hosts: Sequence[Host]) -> dict[str, Any]:
+def _trace(trace: Trace, name: str, hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": name,
         "step": trace.step_s,
@@ -185,23 +237,16 @@ def _phases(trace: Trace) -> list[dict[str, float] | None]:
     ]
 
 
-def _hosts(plan: Plan | None, traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """The hosts that devices offload to, each with its limit and its arenas in bytes where they are known."""
-    return [
-        {"name": host.name, "limit": host.limit_bytes, "arena": host.arena_bytes} for host in hosts_of(plan, traces)
-    ]
-
-
-def _host_memory(trace: Trace, hosts: Sequence[Host]) -> dict[str, Any]:
+def _host_memory(trace: Trace, hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Per host the offloaded bytes of its devices together, as a trace of one kind of memory per host."""
-    numbers = {device: number for number, host in enumerate(hosts) for device in host.devices}
+    numbers = {device: number for number, host in enumerate(hosts) for device in host["devices"]}
     held: dict[int, float] = {}
     samples = []
     for sample in trace.memory:
         if sample.kind == HOST_MEMORY:
             held[sample.device] = sample.bytes
             host = numbers[sample.device]
-            total = sum(held.get(device, 0.0) for device in hosts[host].devices)
+            total = sum(held.get(device, 0.0) for device in hosts[host]["devices"])
             samples.append(MemorySample(host, sample.time_s, OFFLOADED, total))
     memory = evolve(trace, devices=len(hosts), memory=tuple(samples))
     return _memory(memory, (OFFLOADED,) if samples else ())
@@ -248,13 +293,6 @@ def _limits(plan: Plan | None, facts: ReportFacts) -> list[float]:
     if plan is None or plan.prediction is None:
         return []
     return [device.memory_bytes for device in plan.mesh.arrange(plan.prediction.cluster).devices[: plan.mesh.ranks]]
-
-
-def _comparison(comparison: Comparison) -> dict[str, Any]:
-    plain: dict[str, Any] = as_plain(comparison)
-    # The charts have every action already.
-    del plain["actions"]
-    return plain
 
 
 def _traced(trace: Trace) -> dict[str, Any]:
@@ -314,27 +352,24 @@ def _finite(values: Sequence[float]) -> list[float | None]:
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
-def hosts_of(plan: Plan | None, traces: Sequence[Trace]) -> tuple[Host, ...]:
-    """The hosts of all devices that offload, in the order of their first device.
+def _hosts(plan: Plan | None, traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    """The hosts that devices offload to, in the order of their first device, each with the bytes that plans may offload
+    to it and its devices' arenas; None where they are not known.
 
     Which devices share a host is only known from a plan with a cluster; otherwise each device has a host of its own.
     """
     devices = sorted({sample.device for trace in traces for sample in trace.memory if sample.kind == HOST_MEMORY})
     if not devices or plan is None or plan.prediction is None:
-        return tuple(Host(f"host of device {device}", (device,)) for device in devices)
+        return [{"name": f"host of device {d}", "devices": [d], "limit": None, "arena": None} for d in devices]
     cluster = plan.mesh.arrange(plan.prediction.cluster)
-    found: dict[str, list[int]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for device in devices:
-        found.setdefault(cluster.host_of(device).name, []).append(device)
-    return tuple(
-        Host(
-            name,
-            tuple(ranks),
-            cluster.host_of(ranks[0]).memory_bytes,
-            sum(host_slots(plan, rank % plan.devices).bytes for rank in ranks),
-        )
-        for name, ranks in found.items()
-    )
+        host = cluster.host_of(device)
+        unused = {"name": host.name, "devices": [], "limit": host.memory_bytes, "arena": 0}
+        own = found.setdefault(host.name, unused)
+        own["devices"].append(device)
+        own["arena"] += host_slots(plan, device % plan.devices).bytes
+    return list(found.values())
 
 
 MOST = 8

@@ -7,9 +7,10 @@ Data too large for a browser are made smaller step by step, with a note for each
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html import escape
-from itertools import pairwise
+from importlib.resources import files
+from itertools import compress, pairwise
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -18,9 +19,7 @@ from ..actions import COMM_KINDS
 from ..files.write import write_text
 from ..plan.plan import Plan
 from ..trace.trace import Trace, is_message_queue
-from .data import report_data
-from .facts import ReportFacts
-from .html_document import html_document, read_template
+from .data import ReportFacts, report_data
 
 TOOLS = ("format.js", "colours.js", "view.js")
 DRAWING = (
@@ -95,6 +94,28 @@ def embedded(data: Any) -> str:
     return text.replace("<", "\\u003c")
 
 
+def html_document(title: str, style: str, body: str, color_scheme: str = "light", *, connects: bool = False) -> str:
+    """The text of a document that loads nothing from elsewhere.
+
+    Args:
+        color_scheme: the color schemes that the style supports, as in CSS.
+        connects: whether its scripts may send requests to the server that it came from.
+    """
+    return Template(_template("document.html")).substitute(
+        title=escape(title),
+        style=style,
+        body=body,
+        color_scheme=color_scheme,
+        connects="; connect-src 'self'" if connects else "",
+    )
+
+
+def read_template(package: str | None, name: str) -> str:
+    """The text of a template, style or script of a package."""
+    assert package is not None
+    return files(package).joinpath("assets", name).read_text(encoding="utf-8")
+
+
 def _template(name: str) -> str:
     return read_template(__package__, name)
 
@@ -102,100 +123,55 @@ def _template(name: str) -> str:
 SAMPLES = 2000
 """Most memory samples of a device, and rates of a link, that are kept."""
 
-Data = dict[str, Any]
-Reduction = Callable[[Data], str | None]
-"""Makes data smaller in place, and returns a note about it; None if nothing was removed."""
 
-
-def reduced_data(data: Data, most_bytes: int) -> Data:
-    """The data itself if it is small enough, otherwise a smaller copy with notes about what was removed.
+def reduced_data(data: dict[str, Any], most_bytes: int) -> dict[str, Any]:
+    """The data itself if it is small enough, otherwise a smaller copy with a note about what was removed.
 
     Args:
-        data: the result of ``report_data``.
         most_bytes: largest size as JSON; exceeded only if the actions of a single device are larger.
     """
-    size = _size(data)
-    if size <= most_bytes:
+    full = _size(data)
+    if full <= most_bytes:
         return data
     data = json.loads(json.dumps(data))
-    full, notes = size, []
-    for reduce in (_reduce_rates, _reduce_memory, _without_messages, lambda each: _fewer_devices(each, most_bytes)):
-        note = reduce(data)
-        if note is not None:
-            notes.append(note)
-        if _size(data) <= most_bytes:
-            break
+    notes = [f"no messages between devices; of memory and rates {SAMPLES} samples, each the highest of its time"]
+    for link in data["links"]:
+        link["times"], link["rates"] = _highest(link["times"], link["rates"], float)
+    kinds = {kind.value for kind in COMM_KINDS}
+    for trace in data["traces"]:
+        for memory in (trace["memory"], trace["host"]):
+            rows = [_highest(*row, sum) for row in zip(memory["times"], memory["held"], strict=True)]
+            memory["times"], memory["held"] = [times for times, _ in rows], [held for _, held in rows]
+        _keep_events(trace, [kind not in kinds for kind in trace["events"]["kind"]])
+    data["queues"] = [[name for name in queues if not is_message_queue(name)] for queues in data["queues"]]
+    count = wanted = len(data["queues"])
+    while (size := _size(data)) > most_bytes and wanted > 1:
+        wanted = max(min(int(wanted * most_bytes / size * 0.9), wanted - 1), 1)
+        kept = {round(i * (count - 1) / max(wanted - 1, 1)) for i in range(wanted)}
+        notes[1:] = [f"the actions of {len(kept)} of {count} devices"]
+        for trace in data["traces"]:
+            _keep_events(trace, [device in kept for device in trace["events"]["device"]])
+            memory = trace["memory"]
+            for name in ("times", "held"):
+                memory[name] = [row if device in kept else row[:1] for device, row in enumerate(memory[name])]
     said = f"With everything this page has {full / 1e6:.0f} MB of data, which is slow to open. Only this is kept: "
     data["notes"] = [said + "; ".join(notes) + ".", *data["notes"]]
     return data
 
 
-def _size(data: Data) -> int:
+def _size(data: dict[str, Any]) -> int:
     return len(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def _reduce_rates(data: Data) -> str | None:
-    if all(len(link["times"]) <= SAMPLES for link in data["links"]):
-        return None
-    for link in data["links"]:
-        kept = list(_highest(link["rates"]))
-        link["times"] = [link["times"][i] for i in kept]
-        link["rates"] = [link["rates"][i] for i in kept]
-    return f"of a link the {SAMPLES} times with the highest rates of their neighbourhood"
-
-
-def _reduce_memory(data: Data) -> str | None:
-    found = False
-    for memory in (trace[name] for trace in data["traces"] for name in ("memory", "host")):
-        for row, held in enumerate(memory["held"]):
-            if len(held) <= SAMPLES:
-                continue
-            found = True
-            kept = list(_highest([sum(kinds) for kinds in held]))
-            memory["times"][row] = [memory["times"][row][i] for i in kept]
-            memory["held"][row] = [held[i] for i in kept]
-    return f"of a device's memory {SAMPLES} samples, each the highest of its neighbourhood" if found else None
-
-
-def _highest(values: list[float]) -> Iterator[int]:
-    """Positions of the first value, and of the highest value of each of ``SAMPLES`` equal runs."""
+def _highest(times: list[float], values: list[Any], height: Callable[[Any], float]) -> tuple[list[float], list[Any]]:
+    """The first sample, and the highest one of each of ``SAMPLES`` equal runs."""
     count = len(values)
-    bounds = [count * i // SAMPLES for i in range(SAMPLES + 1)] if count > SAMPLES else range(count + 1)
-    for start, end in pairwise(bounds):
-        yield start if start == 0 else max(range(start, end), key=values.__getitem__)
+    if count <= SAMPLES:
+        return times, values
+    bounds = pairwise(count * i // SAMPLES for i in range(SAMPLES + 1))
+    kept = [max(range(start, end), key=lambda i: height(values[i])) if start else 0 for start, end in bounds]
+    return [times[i] for i in kept], [values[i] for i in kept]
 
 
-def _without_messages(data: Data) -> str | None:
-    kinds = {kind.value for kind in COMM_KINDS}
-    if not any(kinds.intersection(trace["events"]["kind"]) for trace in data["traces"]):
-        return None
-    for trace in data["traces"]:
-        _keep_events(trace, [kind not in kinds for kind in trace["events"]["kind"]])
-    data["queues"] = [[name for name in queues if not is_message_queue(name)] for queues in data["queues"]]
-    return "no messages between devices"
-
-
-def _fewer_devices(data: Data, most_bytes: int) -> str:
-    """Keep the actions of as many devices as fit, spread over all."""
-    count = len(data["queues"])
-    wanted = max(int(count * most_bytes / _size(data) * 0.9), 1)
-    while True:
-        kept = {round(i * (count - 1) / max(wanted - 1, 1)) for i in range(wanted)}
-        smaller = json.loads(json.dumps(data))
-        for trace in smaller["traces"]:
-            _keep_events(trace, [device in kept for device in trace["events"]["device"]])
-            for name in ("times", "held"):
-                trace["memory"][name] = [
-                    row if device in kept else row[:1] for device, row in enumerate(trace["memory"][name])
-                ]
-        if _size(smaller) <= most_bytes or wanted == 1:
-            data.update(smaller)
-            return f"the actions of {len(kept)} of {count} devices, evenly spread"
-        wanted //= 2
-
-
-def _keep_events(trace: Data, keep: list[bool]) -> None:
-    trace["events"] = {
-        name: [value for value, kept in zip(column, keep, strict=True) if kept]
-        for name, column in trace["events"].items()
-    }
+def _keep_events(trace: dict[str, Any], keep: list[bool]) -> None:
+    trace["events"] = {name: list(compress(column, keep)) for name, column in trace["events"].items()}

@@ -1,12 +1,15 @@
 """The report of a schedule of uniform stages: its times and sizes are in the units of its costs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from attrs import evolve
 
 from ..actions import Action, Kind
-from ..schedules.scored import Scored
+from ..costs.costs import StageCosts
+from ..plan.memory import held_bytes
+from ..plan.memory_policy import TimedCopy
+from ..schedules.scored import Scored, costs_of
 from ..timing.idle import IdleTime
 from ..trace.trace import (
     COMPUTE_QUEUE,
@@ -17,10 +20,8 @@ from ..trace.trace import (
     receive_queue,
     send_queue,
 )
-from .chart.curve import curves_of
 from .chart.steps import Plain, steps_svg
-from .data import report_data
-from .facts import ReportFacts
+from .data import ReportFacts, report_data
 from .page import page_of
 
 SAVED = "saved"
@@ -32,12 +33,7 @@ def schedule_html(scored: Scored) -> str:
 
 
 def schedule_data(scored: Scored, idle: IdleTime | None = None) -> dict[str, object]:
-    """The data of its page; memory is in one device's saved tensors for one microbatch.
-
-    Args:
-        scored: the schedule with its evaluation.
-        idle: why it is not faster, if known.
-    """
+    """The data of its page; memory is in one device's saved tensors for one microbatch."""
     problem = scored.problem
     limits = () if problem.memory_limit is None else (problem.memory_limit / problem.chunks,) * problem.devices
     count = len(scored.schedule.placement)
@@ -126,3 +122,35 @@ def _copies(scored: Scored) -> Iterator[TraceEvent]:
             for kind, end, took in ((Kind.OFFLOAD, out_end, copy.out_s), (Kind.RELOAD, back_end, copy.back_s)):
                 moved = Action(action.stage, kind, action.microbatch)
                 yield TraceEvent(device, HOST_COPY_QUEUE, moved, end - took, end)
+
+
+def memory_curve(
+    actions: Sequence[Action],
+    starts: Sequence[float],
+    ends: Sequence[float],
+    costs: Sequence[StageCosts],
+    copies: Sequence[TimedCopy] = (),
+) -> list[tuple[float, float]]:
+    """Saved tensors that a device holds from each time on: (time, held), times ascending and distinct."""
+    curve = [(0.0, 0.0)]
+    held_by_action = held_bytes(actions, costs, copies=copies)
+    for start, end, (running, after) in zip(starts, ends, held_by_action, strict=True):
+        # A reload allocates before the next action frees offloaded tensors.
+        before = curve[-1][1] if copies and curve[-1][0] == start else 0.0
+        for moment, held in ((start, max(running, before)), (end, after)):
+            if curve[-1][0] == moment:
+                curve[-1] = (moment, held)
+            elif curve[-1][1] != held:
+                curve.append((moment, held))
+    return curve
+
+
+def curves_of(scored: Scored) -> list[list[tuple[float, float]]]:
+    """Per device (time, held); memory in one device's saved tensors for one microbatch."""
+    result, costs, chunks = scored.result, costs_of(scored.problem), scored.problem.chunks
+    copies = scored.copies or [()] * len(result.starts)
+    rows = zip(scored.schedule.device_actions, result.starts, result.ends, copies, strict=True)
+    return [
+        [(time, held / chunks) for time, held in memory_curve(actions, starts, ends, costs, own)]
+        for actions, starts, ends, own in rows
+    ]

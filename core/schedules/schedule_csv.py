@@ -20,7 +20,7 @@ from attrs import frozen
 from ..actions import COMM_KINDS, COMPUTE_KINDS, Action, Kind, parse_action
 from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..files.limits import SCHEDULE, Limits, short
+from ..files.limits import DOCUMENT, Limits
 from ..timing.orders import evaluate
 
 _GROUP = re.compile(r"\((?P<parts>[^()]*)\)OVERLAP_F_B")
@@ -176,13 +176,8 @@ def _notes(dropped: dict[str, int]) -> list[str]:
     return [f"{count} {word} {reasons[word]}" for word, count in sorted(dropped.items())]
 
 
-def parse_csv(text: str, origin: str, limits: Limits = SCHEDULE) -> Iterator[list[str]]:
-    """The rows of a CSV file in the Excel dialect.
-
-    Args:
-        text: of the file.
-        origin: the name to use for it in errors, usually its path.
-        limits: of its format; the values are cells.
+def parse_csv(text: str, origin: str, limits: Limits = DOCUMENT) -> Iterator[list[str]]:
+    """The rows of a CSV file in the Excel dialect; the values of its limits are cells.
 
     Raises:
         RequestError: it is not CSV, or exceeds a limit.
@@ -190,19 +185,7 @@ def parse_csv(text: str, origin: str, limits: Limits = SCHEDULE) -> Iterator[lis
     if text.count(",") + text.count("\n") + text.count("\r") > limits.values:
         raise RequestError(f"{origin} has more than {limits.values} cells: write it again")
     rows = csv.reader(io.StringIO(text, newline=""))
-    number = 0
-    while True:
-        number += 1
-        try:
-            cells = next(rows, None)
-        except csv.Error as error:  # a cell above csv's own limit, a line break in one
-            raise RequestError(f"{origin}, row {number}: it is not CSV ({error}); write it again") from None
-        if cells is None:
-            return
-        for column, cell in enumerate(cells, start=1):
-            if len(cell) > limits.text:
-                raise RequestError(
-                    f"{origin}, row {number}, column {column}: the cell {short(cell[:40])}… has {len(cell)} "
-                    f"characters, and at most {limits.text} are read; write it again"
-                )
-        yield cells
+    try:
+        yield from rows
+    except csv.Error as error:  # a cell above csv's own limit, a line break in one
+        raise RequestError(f"{origin}, line {rows.line_num}: it is not CSV ({error}); write it again") from None

@@ -14,8 +14,109 @@ from attrs import frozen
 
 from ..actions import COMM_KINDS, WORK_KINDS, Action, Kind, known_kinds
 from ..ratios import bubble_ratio
-from .durations import ActionError, ActionOnDevice, KindSummary, Pair, kind_summaries, kind_summary, pair
 from .trace import HOST_MEMORY, MEMORY_KINDS, Trace, TraceEvent
+
+
+@frozen
+class Pair:
+    """A predicted and a measured value.
+
+    Args:
+        predicted, measured: in one unit.
+        error: predicted ÷ measured − 1; None where the measured value is 0 and the predicted one is not.
+    """
+
+    predicted: float
+    measured: float
+    error: float | None
+
+
+def pair(predicted: float, measured: float) -> Pair:
+    """Two values with their relative error."""
+    if measured == 0:
+        return Pair(predicted, measured, 0.0 if predicted == 0 else None)
+    return Pair(predicted, measured, predicted / measured - 1)
+
+
+@frozen
+class ActionError:
+    """One action that both traces have. Times in seconds from the start of each step.
+
+    Args:
+        device, action: the action and its device.
+        queue: name of its queue in the measured trace.
+        start, end, duration: predicted and measured, in seconds.
+        reported: whether the measured duration is one that the transport reported (``TraceEvent.reported``).
+    """
+
+    device: int
+    action: Action
+    queue: str
+    start: Pair
+    end: Pair
+    duration: Pair
+    reported: bool = False
+
+
+@frozen
+class ActionOnDevice:
+    """An action and the device that ran it."""
+
+    device: int
+    action: Action
+
+
+@frozen
+class KindSummary:
+    """Durations of all actions of one kind.
+
+    Args:
+        predicted_s, measured_s: sums, in seconds.
+        bias: relative error of the sum; None if the measured sum is 0 and the predicted one is not.
+        median_error, mean_error: of the actions' absolute relative errors; None if no action has one.
+        worst_error: the relative error with the largest absolute value.
+        worst: the action with that error.
+        worst_off_s: predicted − measured of that action, in seconds.
+    """
+
+    kind: Kind
+    count: int
+    predicted_s: float
+    measured_s: float
+    bias: float | None
+    median_error: float | None
+    mean_error: float | None
+    worst_error: float | None
+    worst: ActionOnDevice | None
+    worst_off_s: float | None = None
+
+
+def kind_summaries(actions: Sequence[ActionError]) -> tuple[KindSummary, ...]:
+    """One summary for each kind, in the order of ``Kind``."""
+    groups: dict[Kind, list[ActionError]] = defaultdict(list)
+    for item in actions:
+        groups[item.action.kind].append(item)
+    return tuple(kind_summary(kind, groups[kind]) for kind in known_kinds() if kind in groups)
+
+
+def kind_summary(kind: Kind, actions: Sequence[ActionError]) -> KindSummary:
+    """The durations of these actions, which are all of one kind."""
+    total = pair(sum(a.duration.predicted for a in actions), sum(a.duration.measured for a in actions))
+    errors = [(a.duration.error, a) for a in actions if a.duration.error is not None]
+    sizes = [abs(error) for error, _ in errors]
+    worst = max(errors, key=lambda item: abs(item[0]), default=None)
+    return KindSummary(
+        kind,
+        len(actions),
+        total.predicted,
+        total.measured,
+        total.error,
+        statistics.median(sizes) if sizes else None,
+        statistics.fmean(sizes) if sizes else None,
+        worst[0] if worst else None,
+        ActionOnDevice(worst[1].device, worst[1].action) if worst else None,
+        worst[1].duration.predicted - worst[1].duration.measured if worst else None,
+    )
 
 
 @frozen
@@ -49,7 +150,6 @@ class OrderDifference:
     """A queue whose actions ran in another order than predicted, over the actions that both traces have.
 
     Args:
-        device, queue: the queue.
         position: of the first difference, from 0.
         predicted, measured: the actions at that position.
         differing: number of positions at which the two orders differ.
@@ -70,7 +170,6 @@ class Offset:
     Args:
         median_s: median of the absolute differences.
         worst_s: predicted − measured, of the message where it is largest.
-        worst: that message.
     """
 
     median_s: float
@@ -83,8 +182,6 @@ class TransferSummary:
     """All messages of one kind.
 
     Args:
-        kind: the kind.
-        count: number of messages in both traces.
         start, end: how far predicted starts and ends are from measured ones.
         moved: durations of the transfers that the transport reported; None if it reported none.
     """
@@ -101,17 +198,13 @@ class Comparison:
     """The result of a comparison, which ``panpipe compare`` prints.
 
     Args:
-        same_plan: whether both traces are of the same plan.
         step: time of the step, in seconds.
         kinds: durations per kind, without messages, in the order of ``Kind``.
-        bubbles: per device.
         memory: per device each kind that both traces have, then the total over these kinds, then the memory of its host
             that it uses.
         order: queues that ran in another order.
         only_predicted, only_measured: actions that only one trace has.
         actions: every action in both traces, in the prediction's order.
-        devices: compute time per device.
-        transfers: the messages, per kind.
     """
 
     same_plan: bool

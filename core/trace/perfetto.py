@@ -31,119 +31,89 @@ LINK_RATE = "bytes_per_s"
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write one trace to a file. The same trace gives the same bytes."""
-    write_text(path, trace_json({"": trace}))
+    write_text(path, trace_json(trace))
 
 
-def trace_json(traces: Mapping[str, Trace]) -> str:
-    """The text of a trace file; ``traces`` has each trace by its label."""
-    headers = [
-        {
-            "label": label,
-            "source": trace.source,
-            "plan_hash": trace.plan_hash,
-            "devices": trace.devices,
-            "step_s": float(trace.step_s),
-            "links": [[link.src, link.dst, _rate(link.bytes_per_s)] for link in trace.links],
-        }
-        for label, trace in traces.items()
-    ]
-    lines = [
-        line
-        for index, (label, trace) in enumerate(traces.items())
-        for line in _lines(trace, _Writer(trace, label, index, len(traces)))
-    ]
-    header = json.dumps({"format": FORMAT, "traces": headers})
-    return f'{{"displayTimeUnit":"ms","otherData":{header},"traceEvents":[\n' + ",\n".join(lines) + "\n]}\n"
+def trace_json(trace: Trace) -> str:
+    """The text of a trace file."""
+    header = {
+        "label": "",
+        "source": trace.source,
+        "plan_hash": trace.plan_hash,
+        "devices": trace.devices,
+        "step_s": float(trace.step_s),
+        "links": [[link.src, link.dst, _rate(link.bytes_per_s)] for link in trace.links],
+    }
+    other = json.dumps({"format": FORMAT, "traces": [header]})
+    return f'{{"displayTimeUnit":"ms","otherData":{other},"traceEvents":[\n' + ",\n".join(_lines(trace)) + "\n]}\n"
 
 
-def _lines(trace: Trace, writer: "_Writer") -> Iterator[str]:
-    yield from writer.tracks()
-    for event, lane in zip(trace.events, writer.lanes, strict=True):
-        yield writer.event(event, lane)
-    yield from writer.arrows()
+def _lines(trace: Trace) -> Iterator[str]:
+    lanes = _lanes(trace.events)
+    placed = list(zip(trace.events, lanes, strict=True))
+    queues = sorted({(event.device, queue_order(event.queue), event.queue, lane) for event, lane in placed})
+    threads = {(device, queue, lane): number for number, (device, _, queue, lane) in enumerate(queues)}
+    names = {device: f"device {device}" for device in range(trace.devices)}
+    if trace.links:
+        names[trace.devices] = "links"
+    for pid, name in names.items():
+        yield _record({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+        yield _record({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
+    for (device, queue, lane), tid in threads.items():
+        name = f"{queue} · {lane + 1}" if lane else queue
+        yield _record({"ph": "M", "name": "thread_name", "pid": device, "tid": tid, "args": {"name": name}})
+        order = {"sort_index": tid}
+        yield _record({"ph": "M", "name": "thread_sort_index", "pid": device, "tid": tid, "args": order})
+    at = [{"pid": event.device, "tid": threads[event.device, event.queue, lane]} for event, lane in placed]
+    for event, where in zip(trace.events, at, strict=True):
+        yield _event(event, where)
+    yield from _arrows(trace, at)
     for sample in trace.memory:
-        args = {sample.kind: _plain(sample.bytes)}
         name = HOST_COUNTER if sample.kind == HOST_MEMORY else MEMORY_COUNTER
-        record = {"ph": "C", "name": name, "pid": writer.process(sample.device), "args": args}
+        record = {"ph": "C", "name": name, "pid": sample.device, "args": {sample.kind: _plain(sample.bytes)}}
         yield _record(record, ts=_microseconds(sample.time_s))
     for link in trace.links:
-        record = {"ph": "C", "cat": LINK_CATEGORY, "name": f"{link.src} → {link.dst}", "pid": writer.links}
+        record = {"ph": "C", "cat": LINK_CATEGORY, "name": f"{link.src} → {link.dst}", "pid": trace.devices}
         for time_s, rate in zip(link.times, link.rates, strict=True):
             yield _record(record | {"args": {LINK_RATE: _plain(rate)}}, ts=_microseconds(time_s))
 
 
-class _Writer:
-    """The records of one trace, with the numbers of its processes and threads."""
+def _event(event: TraceEvent, at: Mapping[str, int]) -> str:
+    action = event.action
+    args: dict[str, Any] = {
+        "stage": action.stage,
+        "kind": action.kind.value,
+        "microbatch": action.microbatch,
+        "device": event.device,
+        "queue": event.queue,
+    }
+    if action.peer is not None:
+        args["peer"] = action.peer
+    args["bytes"] = _plain(event.bytes)
+    if event.reported:
+        args["reported"] = True
+    start, end = _microseconds(event.start_s), _microseconds(event.end_s)
+    record = {"ph": "X", "name": str(action), "cat": action.kind.value, **at, "args": args}
+    return _record(record, ts=start, dur=end - start)
 
-    def __init__(self, trace: Trace, label: str, index: int, count: int) -> None:
-        self.trace = trace
-        self.label = label
-        self.index = index
-        self.count = count
-        self.links = trace.devices * count + index
-        self.lanes = _lanes(trace.events)
-        names = sorted(
-            {(e.device, queue_order(e.queue), e.queue, lane) for e, lane in zip(trace.events, self.lanes, strict=True)}
-        )
-        self.threads = {(device, queue, lane): i for i, (device, _, queue, lane) in enumerate(names)}
 
-    def process(self, device: int) -> int:
-        # The same device of the next trace has the next number, so that Perfetto displays it directly below.
-        return device * self.count + self.index
-
-    def tracks(self) -> Iterator[str]:
-        suffix = f" · {self.label}" if self.label else ""
-        for device in range(self.trace.devices):
-            pid = self.process(device)
-            yield _record({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"device {device}{suffix}"}})
-            yield _record({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
-        if self.trace.links:
-            yield _record({"ph": "M", "name": "process_name", "pid": self.links, "args": {"name": f"links{suffix}"}})
-            sort = {"sort_index": self.links}
-            yield _record({"ph": "M", "name": "process_sort_index", "pid": self.links, "args": sort})
-        for (device, queue, lane), tid in self.threads.items():
-            at = {"pid": self.process(device), "tid": tid}
-            name = f"{queue} · {lane + 1}" if lane else queue
-            yield _record({"ph": "M", "name": "thread_name", **at, "args": {"name": name}})
-            yield _record({"ph": "M", "name": "thread_sort_index", **at, "args": {"sort_index": tid}})
-
-    def event(self, event: TraceEvent, lane: int) -> str:
-        action = event.action
-        args: dict[str, Any] = {
-            "stage": action.stage,
-            "kind": action.kind.value,
-            "microbatch": action.microbatch,
-            "device": event.device,
-            "queue": event.queue,
-        }
-        if action.peer is not None:
-            args["peer"] = action.peer
-        args["bytes"] = _plain(event.bytes)
-        if event.reported:
-            args["reported"] = True
-        start, end = _microseconds(event.start_s), _microseconds(event.end_s)
-        record = {"ph": "X", "name": str(action), "cat": action.kind.value, **self._at(event, lane), "args": args}
-        return _record(record, ts=start, dur=end - start)
-
-    def arrows(self) -> Iterator[str]:
-        placed = list(zip(self.trace.events, self.lanes, strict=True))
-        found = {(e.device, e.queue, e.action): (e, lane) for e, lane in placed if e.action.kind in RECV_KINDS}
-        others = {send_queue(device): device for device in range(self.trace.devices)}
-        for send, lane in placed:
-            if send.action.kind not in SEND_KINDS or send.action.peer is None or send.queue not in others:
-                continue
-            counterpart = found.get((others[send.queue], receive_queue(send.device), send.action.counterpart))
-            if counterpart is None:
-                continue
-            receive, receive_lane = counterpart
-            arrow = {"name": "message", "cat": "message", "id": f"{self.index}:{send.device}:{send.action}"}
-            # Perfetto attaches an arrow's head to the slice at its time, which must not be before the arrow's tail.
-            landing = min(max(send.start_s, receive.start_s), receive.end_s)
-            yield _record({"ph": "s", **arrow, **self._at(send, lane)}, ts=_microseconds(send.start_s))
-            yield _record({"ph": "f", "bp": "e", **arrow, **self._at(receive, receive_lane)}, ts=_microseconds(landing))
-
-    def _at(self, event: TraceEvent, lane: int) -> dict[str, int]:
-        return {"pid": self.process(event.device), "tid": self.threads[event.device, event.queue, lane]}
+def _arrows(trace: Trace, at: Sequence[Mapping[str, int]]) -> Iterator[str]:
+    """An arrow from every send to its receive; ``at`` is where each event is."""
+    events = list(zip(trace.events, at, strict=True))
+    found = {(e.device, e.queue, e.action): (e, where) for e, where in events if e.action.kind in RECV_KINDS}
+    others = {send_queue(device): device for device in range(trace.devices)}
+    for send, where in events:
+        if send.action.kind not in SEND_KINDS or send.action.peer is None or send.queue not in others:
+            continue
+        counterpart = found.get((others[send.queue], receive_queue(send.device), send.action.counterpart))
+        if counterpart is None:
+            continue
+        receive, there = counterpart
+        arrow = {"name": "message", "cat": "message", "id": f"0:{send.device}:{send.action}"}
+        # Perfetto attaches an arrow's head to the slice at its time, which must not be before the arrow's tail.
+        landing = min(max(send.start_s, receive.start_s), receive.end_s)
+        yield _record({"ph": "s", **arrow, **where}, ts=_microseconds(send.start_s))
+        yield _record({"ph": "f", "bp": "e", **arrow, **there}, ts=_microseconds(landing))
 
 
 def _lanes(events: Sequence[TraceEvent]) -> list[int]:

@@ -41,10 +41,8 @@ def throughput(
     """The rates of a step.
 
     Args:
-        step_s: time of the step, in seconds.
         work: totals of one replica of the pipeline.
         peak_flop_per_s: peak rate of every device of one pipeline; None if one is not known.
-        replicas: number of replicas of the pipeline.
     """
     if step_s <= 0:
         return Throughput()

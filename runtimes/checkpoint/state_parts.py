@@ -23,7 +23,7 @@ from ..weights.checkpoint import DTYPES, file_head, file_pieces
 from .manifest import FileRecord, read_regular, write_durable
 
 _STORED = frozenset(DTYPES.values())
-ITEMS = Limits(size=1 << 30, depth=100, values=8_000_000)
+ITEMS = Limits(size=1 << 30)
 """Limits of a file of items; 100,000 parameters with 20 options each have some 100 MB and 3 million values."""
 
 

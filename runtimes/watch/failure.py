@@ -25,7 +25,7 @@ from ...core.errors import (
     message_of,
 )
 from ...core.files.json_reader import parse_json
-from ...core.files.limits import DOCUMENT, Limits, short
+from ...core.files.limits import short
 from ...core.search.suggestions.infeasible import NothingFits
 
 FAMILIES: Mapping[str, type[PanpipeError]] = MappingProxyType(
@@ -46,8 +46,6 @@ FAMILIES: Mapping[str, type[PanpipeError]] = MappingProxyType(
 of."""
 LIMIT = 1 << 20
 """Most characters of an encoded message; a longer one is shortened, with its length at the end."""
-MESSAGE = Limits(text=DOCUMENT.size, printable=False)
-"""Limits of a document: it may hold a whole plan as a text, and its message has line breaks."""
 LINE_LIMIT = 4096
 """Most characters of a reason that every rank prints."""
 
@@ -82,7 +80,7 @@ def decoded(document: str) -> PanpipeError:
         WorkerError: the document is not valid.
     """
     try:
-        given = parse_json(document, "the failure", MESSAGE)
+        given = parse_json(document, "the failure")
         failure = FAMILIES[given["family"]].with_details(given["message"], given["details"])
         status = given["exit_status"]
         if type(status) is not int:

@@ -48,6 +48,10 @@ def changed(**changes):
         (changed(sizes=...), "sizes"),
         (changed(sizes=["x"]), "sizes"),
         (changed(more=1), "more"),
+        (changed(name="a" * 4097), "a text of more than 4096 characters"),
+        (changed(name="a\n"), "characters that cannot be printed"),
+        (changed(name="\ud800"), "characters that cannot be printed"),
+        (changed(sizes=[10**400]), "is above 2^53"),
         (changed(order=[["0F0x"]]), "'0F0x' is not an action"),
     ],
 )

@@ -19,7 +19,8 @@ def test_question_of_uniform_stages_is_a_command_line():
         schedule="looped", devices=2, chunks=2, forward=1.5, memory_limit=3.0, parameters={"run_ahead": [4, 3]}
     )
     assert asked_for.command == (
-        "panpipe schedule looped --devices 2 --microbatches 8 --chunks 2 --forward 1.5 --memory-limit 3 --run-ahead 4,3"
+        "panpipe schedule looped --devices 2 --microbatches 8 --chunks 2 --forward 1.5 --backward-input 1 "
+        "--backward-weight 1 --memory-limit 3 --run-ahead 4,3"
     )
     assert UniformQuestion().command == "panpipe schedule 1f1b --devices 4 --microbatches 8"
 

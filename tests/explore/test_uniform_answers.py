@@ -39,14 +39,14 @@ def test_answer_has_the_figures_of_the_schedule():
 def test_request_that_no_memory_is_enough_for_has_its_first_reason(monkeypatch):
     limits = []
 
-    def refused(name, stages, chunks, given, limit):
-        limits.append(limit)
-        raise InfeasibleError(f"nothing fits in {limit}")
+    def refused(name, stages, given, limited=True):
+        limits.append(limited)
+        raise InfeasibleError(f"nothing fits in {stages.memory_limit if limited else None}")
 
     monkeypatch.setattr(uniform_answers, "build_schedule", refused)
     with pytest.raises(InfeasibleError, match=r"nothing fits in 2\.0"):
         scored_of(UniformQuestion(memory_limit=2.0))
-    assert limits == [2.0, None]
+    assert limits == [True, False]
 
 
 def test_unknown_schedules_and_parameters_are_refused():

@@ -255,7 +255,7 @@ def formats() -> dict[str, Format]:
     from safetensors.torch import save
 
     plan = _plan()
-    traced = trace_json({"": simulate(plan).trace})
+    traced = trace_json(simulate(plan).trace)
     cached = json.loads(plan_json(plan))
     del cached["format"]
     document = {"format": CACHED, "plans": [cached], "fastest": [{"seconds": 0.5, "size": 8}], "key": KEY}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.integrations.lightning_steps import INDEX, TRAINER, detached, loss_of
+from panpipe.integrations.lightning import INDEX, TRAINER, detached, loss_of
 from torch import nn
 
 

@@ -166,7 +166,7 @@ def test_more_bandwidth_never_slows_a_plan_on_links_of_its_own(plan, eager):
 @given(plans(), st.booleans())
 def test_the_same_input_gives_the_same_bytes_whatever_the_devices_are_called(plan, eager):
     first, again, renamed = (
-        trace_json({"simulated": simulate(plan, cluster=on_one_switch(plan, 8.0, names), eager=eager).trace})
+        trace_json(simulate(plan, cluster=on_one_switch(plan, 8.0, names), eager=eager).trace)
         for names in ("d", "d", "gpu")
     )
     assert first == again

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.report.data import report_data
-from panpipe.core.report.facts import ReportFacts
+from panpipe.core.report.data import ReportFacts, report_data
 from panpipe.core.trace.compare import TOTAL, peak_memory
 from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.perfetto_reader import read_trace

@@ -14,8 +14,7 @@ from attrs import evolve, field, frozen
 
 from ...documents import check_format, converter, reasons
 from ...errors import RequestError
-from ...files.json_reader import check_texts
-from ...files.limits import CATALOGUE, Limits, short
+from ...files.limits import short
 from ...name_suggestions import letters_of, nearest
 from ..device_type import DeviceType, structured_device
 from ..sourced import is_number, joined, structured
@@ -214,40 +213,42 @@ def _nearest(name: str, catalogue: Catalogue, data: Mapping[str, Any], section: 
     return nearest(name, [*data.get(section, {}), *getattr(catalogue, section)], "panpipe catalog")
 
 
-def parse_toml(text: str, origin: str, limits: Limits = CATALOGUE) -> dict[str, Any]:
+LONGEST_LINE = 4096
+"""Characters of a line: reading TOML takes time that grows with the square of a line's length."""
+LARGEST_WRITTEN = 2**64
+"""Integers are below this, and above its negative."""
+
+
+def parse_toml(text: str, origin: str) -> dict[str, Any]:
     """Read TOML.
 
     Args:
         text: of the file.
         origin: the name to use for it in errors, usually its path.
-        limits: of its format.
 
     Raises:
         RequestError: it is not TOML, exceeds a limit, or has a date.
     """
     longest = max(map(len, text.splitlines()), default=0)
-    if limits.lines is not None and longest > limits.lines:
-        raise RequestError(f"{origin} has a line of {longest} characters: at most {limits.lines} are read; divide it")
+    if longest > LONGEST_LINE:
+        raise RequestError(f"{origin} has a line of {longest} characters: at most {LONGEST_LINE} are read; divide it")
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        _check_numbers(data, origin)
+    except ValueError as error:  # also an integer of thousands of digits, or a date that does not exist
         raise RequestError(f"{origin} is not a TOML file: {str(error).splitlines()[0]}; correct it") from None
-    except ValueError as error:  # an integer of thousands of digits, a date that does not exist
-        raise RequestError(f"{origin} is not a TOML file: {error}; correct it") from None
     except RecursionError:
-        raise RequestError(f"{origin} is nested deeper than {limits.depth} levels: correct it") from None
-    check_texts(data, origin, limits)
-    _check_numbers(data, origin, limits)
+        raise RequestError(f"{origin} is nested too deeply: correct it") from None
     return data
 
 
-def _check_numbers(data: Any, origin: str, limits: Limits) -> None:
-    """Refuse dates, and integers outside the limit. The depth is checked already."""
+def _check_numbers(data: Any, origin: str) -> None:
+    """Refuse dates, and integers outside the limit."""
     below = data.values() if isinstance(data, dict) else data
     for value in below:
         if isinstance(value, dict | list):
-            _check_numbers(value, origin, limits)
+            _check_numbers(value, origin)
         elif isinstance(value, datetime | date | time):
             raise RequestError(f"{origin} has the date {value}: it has texts and numbers only; write it in quotes")
-        elif isinstance(value, int) and abs(value) >= limits.integer:
-            raise RequestError(f"{origin} has the integer {short(value)}: give one below {limits.integer:.4g}")
+        elif isinstance(value, int) and abs(value) >= LARGEST_WRITTEN:
+            raise RequestError(f"{origin} has the integer {short(value)}: give one below {LARGEST_WRITTEN:.4g}")

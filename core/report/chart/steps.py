@@ -48,12 +48,7 @@ font-variant-numeric:tabular-nums}}
 
 @frozen
 class Axis:
-    """Converts times to pixels.
-
-    Args:
-        length: the time that the chart shows.
-        width: width of the chart, in pixels.
-    """
+    """Converts times to pixels."""
 
     length: float
     width: float
@@ -92,7 +87,6 @@ class Step:
 
     Args:
         name: ``predicted`` or ``measured``; empty for a schedule.
-        trace: the step.
         scale: one second in that unit.
     """
 
@@ -108,21 +102,6 @@ class Step:
         """(time, bytes of saved tensors held from then on), starting with 0 bytes."""
         samples = [s for s in self.trace.memory if s.device == device and s.kind == "saved"]
         return [(0.0, 0.0), *((sample.time_s * self.scale, sample.bytes) for sample in samples)]
-
-
-def comparison_svg(predicted: Trace, measured: Trace, title: str) -> str:
-    """The picture of a step as it was predicted and as it was measured.
-
-    Args:
-        predicted, measured: traces of the same plan.
-        title: the heading.
-    """
-    return steps_svg((predicted, measured), title)
-
-
-def step_svg(predicted: Trace, title: str) -> str:
-    """The picture of a predicted step alone."""
-    return steps_svg((predicted,), title)
 
 
 def steps_svg(traces: Sequence[Trace], title: str, plain: Plain | None = None) -> str:

@@ -1,67 +1,158 @@
-"""A cluster as an SVG: a card for each kind of node with its devices in columns, and the network below.
+"""A cluster as an SVG: a card for each kind of node with its devices and hubs in rows, and the network below.
 
 The SVG is self-contained. Hovering over a link shows its ends and its rate. A wider line is a faster link: a factor of
 ten is 2 pixels.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from attrs import frozen
 
 from ...cluster.cluster import Cluster
 from ...cluster.routing import Link
-from ...cluster.topology import NodeView, Topology, topology_of
+from ...cluster.topology import Node, Topology, topology_of
 from .steps import px
 
-STEP, BOX, TALL = 92.0, 74.0, 34.0
-"""Pixels: from device to device, width and height of a device."""
+STEP, WIDE, TALL, ROW = 92.0, 74.0, 26.0, 70.0
+"""Pixels: from box to box, width and height of a box, and from row to row."""
 LEFT, PAD, TITLE = 24.0, 22.0, 70.0
-"""Pixels: the left margin, the padding inside a card, the space above the first card."""
-LEVEL = 62.0
-"""Pixels from one level of a node to the next one."""
-NIC = 24.0
-"""Pixels: height of a NIC and the gap below it."""
-RAIL = 26.0
-"""Pixels from one switch of the network to the next one."""
-NODES_SHOWN = 16
-"""Most nodes with a column in the network; of more, the first ones and the last one are shown."""
+"""Pixels: the margin and the gap between cards, the padding inside a card, the space above the cards."""
+BELOW = ("pcie", "nic", "host")
+"""Kinds of hubs in the rows below a node's devices."""
 
 COLOURS = {"device": "#2a6fb0", "switch": "#1f9c7f", "pcie": "#7b8794", "host": "#59616b", "nic": "#c98a17"}
 STYLE = """
 text{font:11px ui-sans-serif,system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:#1c2127}
 .t{font-size:18px;font-weight:650}.s{fill:#5d6670}.m{text-anchor:middle}.e{text-anchor:end}.w{fill:#fff}
-.r{font-size:9px;fill:#5d6670}.card{fill:#faf9f6;stroke:#dcd8cf}path{fill:none;stroke:#9aa3ad}path:hover{stroke:#b8432f}
+.r{font-size:9px;paint-order:stroke;stroke:#faf9f6;stroke-width:3px;fill:#5d6670}.card{fill:#faf9f6;stroke:#dcd8cf}path{fill:none;stroke:#9aa3ad}path:hover{stroke:#b8432f}
 """.replace("\n", "")
 
 
 @frozen
-class Pen:
-    """Draws the links of one node.
+class Box:
+    """A device or hub in the picture: its centre and width in pixels, and a second line of text."""
 
-    Args:
-        links: by the names of their ends.
-        prefix: of the names in the node.
-    """
+    kind: str
+    label: str
+    x: float
+    y: float
+    width: float = WIDE
+    more: str = ""
 
-    links: dict[frozenset[str], Link]
-    prefix: str
+    def clamped(self, x: float) -> float:
+        """The place of the box that is nearest to ``x``."""
+        return min(max(x, self.x - self.width / 2), self.x + self.width / 2)
 
-    def line(self, a: str, b: str, way: str) -> str:
-        """A link along an SVG path; empty if there is no such link."""
-        link = self.links.get(frozenset((self.prefix + a, self.prefix + b)))
-        return "" if link is None else link_path(link, way)
-
-    def rate(self, a: str, b: str, x: float, y: float) -> str:
-        """The rate of a link, as text next to it."""
-        link = self.links.get(frozenset((self.prefix + a, self.prefix + b)))
-        if link is None:
-            return ""
-        return f'<text class="r" x="{px(x)}" y="{px(y)}">{link.bytes_per_s / 1e9:.4g} GB/s</text>'
+    def drawn(self) -> str:
+        """The SVG."""
+        text = f'<rect x="{px(self.x - self.width / 2)}" y="{px(self.y - TALL / 2)}" width="{px(self.width)}" '
+        text += f'height="{px(TALL)}" rx="5" fill="{COLOURS[self.kind]}"/>'
+        for line, y in ((self.label, self.y + (0 if self.more else 4)), (self.more, self.y + 10)):
+            size = ' style="font-size:9px"' if line == self.more else ""
+            text += f'<text class="m w"{size} x="{px(self.x)}" y="{px(y)}">{escape(line)}</text>' if line else ""
+        return text
 
 
-def link_path(link: Link, way: str) -> str:
+def topology_svg(name: str, cluster: Cluster) -> str:
+    """The picture of a cluster. The same input gives the same bytes."""
+    topology = topology_of(cluster)
+    types = {device.name: device.type or "" for device in cluster.devices}
+    near: dict[str, list[str]] = {each: [] for each in topology.kinds}
+    for link in cluster.links:
+        near[link.a].append(link.b)
+        near[link.b].append(link.a)
+    boxes: dict[str, Box] = {}
+    cards, left, bottom = [], LEFT, TITLE
+    for group in topology.groups:
+        own = _node(group[0], topology.kinds, near, types, left)
+        right, low = max(box.x + box.width / 2 for box in own.values()) + PAD, max(box.y for box in own.values()) + 30
+        title = _title(group, topology)
+        right = max(right, left + 2 * PAD + 6.2 * len(title))
+        cards.append(
+            f'<rect class="card" x="{px(left)}" y="{px(TITLE)}" width="{px(right - left)}" '
+            f'height="{px(low - TITLE)}" rx="10"/><text class="s" x="{px(left + PAD)}" y="{px(TITLE + 20)}">'
+            f"{escape(title)}</text>"
+        )
+        boxes |= own
+        left, bottom = right + LEFT, max(bottom, low)
+    for level in topology.network:
+        bottom += ROW
+        wanted = [(_middle(boxes, near[switch], LEFT + STEP), switch) for switch in level]
+        for (_, switch), x in zip(sorted(wanted), _spread(sorted(x for x, _ in wanted)), strict=True):
+            boxes[switch] = Box("switch", switch, x, bottom)
+    width = max(left, 560.0, *(box.x + box.width for box in boxes.values()))
+    return _page(name, topology, cluster, [*cards, *_links(cluster, topology, boxes)], boxes, (width, bottom + 40))
+
+
+def _title(group: Sequence[Node], topology: Topology) -> str:
+    if len(topology.nodes) == 1:
+        return ""
+    first, last = (
+        node.prefix.rstrip("./:-_") or f"node {topology.nodes.index(node)}" for node in (group[0], group[-1])
+    )
+    return first if len(group) == 1 else f"{first} … {last}: {len(group)} equal nodes"
+
+
+def _node(
+    node: Node, kinds: Mapping[str, str], near: Mapping[str, Sequence[str]], types: Mapping[str, str], left: float
+) -> dict[str, Box]:
+    """The boxes of a node: switches between its devices, these in a row, and other hubs below."""
+    rows = {kind: [name for name in node.names if kinds[name] == kind] for kind in ("device", "switch", *BELOW)}
+    y = TITLE + 30 + TALL / 2 + ROW * len(rows["switch"])
+    boxes = {
+        name: Box("device", name.removeprefix(node.prefix), left + PAD + STEP * (place + 0.5), y, more=types[name])
+        for place, name in enumerate(rows["device"])
+    }
+    for level, name in enumerate(rows["switch"]):
+        ends = [boxes[other].x for other in near[name] if other in boxes] or [left + PAD + STEP / 2]
+        centre, width = (min(ends) + max(ends)) / 2, max(ends) - min(ends) + WIDE
+        boxes[name] = Box("switch", name.removeprefix(node.prefix), centre, y - ROW * (level + 1), width)
+    for kind in BELOW:
+        if rows[kind]:
+            y += ROW
+            wanted = [_middle(boxes, near[name], left + PAD + STEP / 2) for name in rows[kind]]
+            for name, x in zip(rows[kind], _spread(wanted), strict=True):
+                boxes[name] = Box(kind, name.removeprefix(node.prefix), x, y)
+    return boxes
+
+
+def _middle(boxes: Mapping[str, Box], near: Sequence[str], otherwise: float) -> float:
+    """The mean place of what a hub is linked to."""
+    places = [boxes[name].x for name in near if name in boxes]
+    return sum(places) / len(places) if places else otherwise
+
+
+def _spread(wanted: Sequence[float]) -> list[float]:
+    """The places from left to right, moved so that boxes do not overlap."""
+    found: list[float] = []
+    for x in wanted:
+        found.append(max(x, found[-1] + STEP) if found else x)
+    return found
+
+
+def _links(cluster: Cluster, topology: Topology, boxes: Mapping[str, Box]) -> list[str]:
+    """All links between boxes, and the rate of the first of each kind."""
+    lines, rates, known = [], [], set()
+    for link in cluster.links:
+        if link.a not in boxes or link.b not in boxes:
+            continue
+        a, b = boxes[link.a], boxes[link.b]
+        # Upright, where one box is much wider than the other.
+        start = a.clamped(b.x) if a.width > b.width else a.x
+        end = b.clamped(a.x) if b.width > a.width else b.x
+        arc = f"Q{px((start + end) / 2)} {px(a.y - ROW)} {px(end)} {px(b.y)}"
+        lines.append(_link(link, f"M{px(start)} {px(a.y)}{arc if a.y == b.y else f'L{px(end)} {px(b.y)}'}"))
+        kind = (frozenset((topology.kinds[link.a], topology.kinds[link.b])), link.bytes_per_s)
+        if kind not in known:
+            known.add(kind)
+            x, y = (start + end) / 2 + 4, (a.y + b.y) / 2 + (3 if a.y != b.y else -22)
+            rates.append(f'<text class="r" x="{px(x)}" y="{px(y)}">{link.bytes_per_s / 1e9:.4g} GB/s</text>')
+    return [*lines, *rates]
+
+
+def _link(link: Link, way: str) -> str:
     """A link along an SVG path; its width grows with the link's rate."""
     wide = max(1.0, 2.0 * math.log10(max(link.bytes_per_s, 1.0) / 1e9) + 0.5)
     way_out, back = (f"{link.rate(from_a) / 1e9:.4g} GB/s" for from_a in (True, False))
@@ -70,42 +161,10 @@ def link_path(link: Link, way: str) -> str:
     return f'<path d="{way}" stroke-width="{px(wide)}"><title>{escape(f"{link.a} – {link.b}: {rate}")}</title></path>'
 
 
-def topology_svg(name: str, cluster: Cluster) -> str:
-    """The picture of a cluster. The same input gives the same bytes.
-
-    Args:
-        name: its title.
-        cluster: the cluster; equal nodes are drawn once.
-    """
-    topology = topology_of(cluster)
-    types = [device.type for device in cluster.devices]
-    links = {frozenset((link.a, link.b)): link for link in cluster.links}
-    parts: list[str] = []
-    y, width = TITLE, 560.0
-    for group in topology.groups(types):
-        node = topology.nodes[group[0]]
-        title = topology.names[group[0]] if len(topology.nodes) > 1 else ""
-        if len(group) > 1:
-            title += f" … {topology.names[group[-1]]}: {len(group)} equal nodes"
-        height = _node_height(node)
-        wide = 2 * PAD + STEP * len(node.devices) if node.drawn else 500.0
-        parts += [
-            f'<g transform="translate({px(LEFT)} {px(y)})"><rect class="card" width="{px(wide)}" '
-            f'height="{px(height)}" rx="10"/>',
-            f'<text class="s" x="{px(PAD)}" y="20">{escape(title)}</text>',
-            *(_node(node, types, Pen(links, node.prefix)) if node.drawn else _words(cluster, node)),
-            "</g>",
-        ]
-        y += height + 18
-        width = max(width, wide)
-    drawn, height, wide = _network(topology, links)
-    if drawn:
-        parts += [f'<g transform="translate({px(LEFT)} {px(y)})">', *drawn, "</g>"]
-        y, width = y + height, max(width, wide)
-    return _page(name, cluster, topology, parts, (width + 2 * LEFT, y + 12))
-
-
-def _page(name: str, cluster: Cluster, topology: Topology, parts: Sequence[str], size: tuple[float, float]) -> str:
+def _page(
+    name: str, topology: Topology, cluster: Cluster, parts: Sequence[str], boxes: Mapping[str, Box],
+    size: tuple[float, float],
+) -> str:  # fmt: skip
     width, height = map(px, size)
     nodes = f"{len(topology.nodes)} nodes · " if len(topology.nodes) > 1 else ""
     slow, fast = (pick((link.bytes_per_s for link in cluster.links), default=0.0) for pick in (min, max))
@@ -117,155 +176,4 @@ def _page(name: str, cluster: Cluster, topology: Topology, parts: Sequence[str],
         f'<text class="t" x="{px(LEFT)}" y="32">{escape(name)}</text>',
         f'<text class="s" x="{px(LEFT)}" y="52">{nodes}{len(cluster.devices)} devices{rates}</text>',
     ]
-    return "\n".join(part for part in (*head, *parts, "</svg>") if part) + "\n"
-
-
-def _box(kind: str, label: str, x: float, y: float, width: float, height: float, below: str = "") -> Iterator[str]:
-    """A box whose upper edge is centred at x, y, with an optional second line of text."""
-    yield (
-        f'<rect x="{px(x - width / 2)}" y="{px(y)}" width="{px(width)}" height="{px(height)}" rx="5" '
-        f'fill="{COLOURS[kind]}"/>'
-    )
-    middle = y + height / 2 + (4 if not below else -2)
-    yield f'<text class="m w" x="{px(x)}" y="{px(middle)}">{escape(label)}</text>'
-    if below:
-        yield f'<text class="m w" style="font-size:9px" x="{px(x)}" y="{px(middle + 12)}">{escape(below)}</text>'
-
-
-def _levels(node: NodeView) -> tuple[float, float, float]:
-    """Upper edges of devices, PCIe switches and hosts in a card."""
-    devices = 32 + 40 * len(node.switches) + 26 * bool(node.bridges)
-    nics = max((len(branch.nics) for branch in node.branches), default=0)
-    pcie = devices + LEVEL
-    return devices, pcie, pcie + LEVEL + NIC * max(nics - 1, 0)
-
-
-def _node_height(node: NodeView) -> float:
-    if not node.drawn:
-        return 60.0
-    devices, _, hosts = _levels(node)
-    return (hosts + 26 if node.hosts else devices + TALL) + (40 if node.host_links else 18)
-
-
-def _node(node: NodeView, types: Sequence[str | None], pen: Pen) -> Iterator[str]:
-    """Links first, so that boxes are drawn over them."""
-    centres = [PAD + STEP * place + STEP / 2 for place in range(len(node.devices))]
-    middles = [sum(centres[place] for place in branch.devices) / len(branch.devices) for branch in node.branches]
-    boxes: list[str] = []
-    yield from _between_devices(node, pen, centres, boxes)
-    yield from _branches(node, pen, centres, middles, boxes)
-    yield from _hosts(node, pen, middles, boxes)
-    for number, device, centre in zip(node.numbers, node.devices, centres, strict=True):
-        boxes += _box("device", device, centre, _levels(node)[0], BOX, TALL, types[number] or "")
-    yield from boxes
-    yield from _rates(node, pen, centres, middles)
-
-
-def _between_devices(node: NodeView, pen: Pen, centres: Sequence[float], boxes: list[str]) -> Iterator[str]:
-    """Switches above the devices, and arcs over bridged pairs."""
-    top = _levels(node)[0]
-    for level, (switch, places) in enumerate(node.switches):
-        y = 32 + 40.0 * level
-        xs = [centres[place] for place in places] or [centres[0]]
-        for place in places:
-            yield pen.line(node.devices[place], switch, f"M{px(centres[place])} {px(y + 20)}V{px(top)}")
-        boxes += _box("switch", switch, (xs[0] + xs[-1]) / 2, y, xs[-1] - xs[0] + BOX, 22)
-    for first, second in node.bridges:
-        left, right, above = px(centres[first]), px(centres[second]), px(top - 30)
-        way = f"M{left} {px(top)}C{left} {above} {right} {above} {right} {px(top)}"
-        yield pen.line(node.devices[first], node.devices[second], way)
-
-
-def _branches(
-    node: NodeView, pen: Pen, centres: Sequence[float], middles: Sequence[float], boxes: list[str]
-) -> Iterator[str]:
-    """PCIe switches with their NICs."""
-    at_device, at_pcie, at_host = _levels(node)
-    for branch, middle in zip(node.branches, middles, strict=True):
-        up, end = (branch.pcie, at_pcie) if branch.pcie else (branch.host or "", at_host)
-        for place in branch.devices:
-            way = f"M{px(centres[place])} {px(at_device + TALL)}L{px(middle)} {px(end)}"
-            yield pen.line(node.devices[place], up, way)
-        if branch.pcie is None:
-            continue
-        yield pen.line(branch.pcie, branch.host or "", f"M{px(middle)} {px(at_pcie + 22)}V{px(at_host)}")
-        boxes += _box("pcie", branch.pcie, middle, at_pcie, BOX, 22)
-        for number, nic in enumerate(branch.nics):
-            y = at_pcie + 30 + NIC * number
-            yield pen.line(branch.pcie, nic, f"M{px(middle)} {px(at_pcie + 22)}V{px(y + 9)}H{px(middle + 10)}")
-            boxes += _box("nic", nic, middle + 26, y, 36, 18)
-
-
-def _hosts(node: NodeView, pen: Pen, middles: Sequence[float], boxes: list[str]) -> Iterator[str]:
-    """Hosts under their branches, and the links between them."""
-    y = _levels(node)[2]
-    below = {
-        host: [middle for middle, branch in zip(middles, node.branches, strict=True) if branch.host == host]
-        for host in node.hosts
-    }
-    for a, b in node.host_links:
-        if below[a] and below[b]:
-            left, right = ((below[host][0] + below[host][-1]) / 2 for host in (a, b))
-            yield pen.line(a, b, f"M{px(left)} {px(y + 24)}V{px(y + 42)}H{px(right)}V{px(y + 24)}")
-            yield pen.rate(a, b, (left + right) / 2 - 18, y + 38)
-    for host, xs in below.items():
-        if xs:
-            boxes += _box("host", host, (xs[0] + xs[-1]) / 2, y, xs[-1] - xs[0] + BOX, 26)
-
-
-def _rates(node: NodeView, pen: Pen, centres: Sequence[float], middles: Sequence[float]) -> Iterator[str]:
-    """Rates of the first links of each level."""
-    at_device, at_pcie, at_host = _levels(node)
-    for level, (switch, places) in enumerate(node.switches):
-        for place in places[:1]:
-            yield pen.rate(node.devices[place], switch, centres[place] + 6, 66 + 40.0 * level)
-    for a, b in node.bridges[:1]:
-        yield pen.rate(node.devices[a], node.devices[b], centres[a] + 24, at_device - 8)
-    for branch, middle in zip(node.branches[:1], middles, strict=False):
-        first = branch.devices[0]
-        side = centres[first] - 36 if len(branch.devices) > 1 else middle + 6
-        yield pen.rate(node.devices[first], branch.pcie or branch.host or "", side, at_pcie - 6)
-        yield pen.rate(branch.pcie or "", branch.host or "", middle - 42, at_host - 8)
-
-
-def _words(cluster: Cluster, node: NodeView) -> Iterator[str]:
-    """The text for a node that cannot be drawn as a tree."""
-    names = {cluster.devices[number].name for number in node.numbers}
-    count = sum(bool({link.a, link.b} & names) for link in cluster.links)
-    yield f'<text x="{px(PAD)}" y="40">{len(names)} devices with {count} links between them</text>'
-
-
-def _network(topology: Topology, links: dict[frozenset[str], Link]) -> tuple[list[str], float, float]:
-    """A row for each switch with NICs, a column for each node; and the height and width of the drawing."""
-    rails = [rail for rail in topology.rails if any(rail.nics)]
-    if not rails:
-        return [], 0.0, 0.0
-    count = len(topology.nodes)
-    shown = list(range(count)) if count <= NODES_SHOWN else [*range(NODES_SHOWN - 2), count - 1]
-    wide = max(46.0, 14 + 6.2 * max(len(",".join(nics)) for rail in rails for nics in rail.nics))
-    columns = [PAD + 70 + (wide + 22) * (place + 0.5) for place in range(len(shown))]
-    right = columns[-1] + (wide + 22) / 2 + 16
-    lines, boxes = [], []
-    for x, number in zip(columns, shown, strict=True):
-        boxes.append(f'<text class="m s" x="{px(x)}" y="12">{escape(topology.names[number])}</text>')
-    if len(shown) < count:
-        between = (columns[-2] + columns[-1]) / 2
-        boxes.append(f'<text class="m s" x="{px(between)}" y="12">…</text>')
-    ups = list(dict.fromkeys(up for rail in rails for up in rail.up))
-    for level, rail in enumerate(rails):
-        y = 26 + RAIL * level
-        for x, number in zip(columns, shown, strict=True):
-            prefix = topology.nodes[number].prefix
-            ends = [links.get(frozenset((rail.switch, prefix + nic))) for nic in rail.nics[number]]
-            lines += [link_path(link, f"M{px(PAD + 60)} {px(y + 10)}H{px(x)}") for link in ends if link is not None]
-            if rail.nics[number]:
-                boxes += _box("nic", ",".join(rail.nics[number]), x, y + 1, wide, 18)
-        for up in rail.up:
-            link = links.get(frozenset((rail.switch, up)))
-            if link is not None:
-                lines.append(link_path(link, f"M{px(PAD + 60)} {px(y + 10)}H{px(right)}"))
-        boxes += _box("switch", rail.switch, PAD + 30, y, 64, 20)
-    height = 26 + RAIL * len(rails)
-    for number, up in enumerate(ups):
-        boxes += _box("switch", up, right + 30 + 72 * number, 24, 60, height - 28)
-    return [*lines, *boxes], height + 10, right + 72 * max(len(ups), 1)
+    return "\n".join([*head, *parts, *(box.drawn() for box in boxes.values()), "</svg>"]) + "\n"

@@ -9,8 +9,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.plan.plan import Plan, Prediction, Stage, TiedWeight
-from panpipe.core.report.data import condensed
-from panpipe.core.report.facts import Check, Checked, ReportFacts
+from panpipe.core.report.data import Check, Checked, ReportFacts, condensed
 from panpipe.core.report.page import report_html, write_report
 from panpipe.core.timing.idle import CAUSES, FILL_AND_DRAIN, SHARED_LINKS, IdleTime
 from panpipe.core.trace.trace import LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue

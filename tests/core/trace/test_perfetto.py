@@ -57,11 +57,11 @@ def test_every_digit_is_kept(tmp_path_factory, found, memory, step_s, tracks):
     path = tmp_path_factory.mktemp("trace") / "trace.json"
     write_trace(trace, path)
     assert read_trace(path) == trace
-    assert trace_json({"": read_trace(path)}) == path.read_text(encoding="utf-8")
+    assert trace_json(read_trace(path)) == path.read_text(encoding="utf-8")
 
 
 def test_event_has_its_action_in_args():
-    (sent,) = [r for r in records(trace_json({"": two_devices()}), "X") if r["name"] == "0SEND_F0>1"]
+    (sent,) = [r for r in records(trace_json(two_devices()), "X") if r["name"] == "0SEND_F0>1"]
     assert sent["args"] == {
         "stage": 0,
         "kind": "SEND_F",
@@ -75,7 +75,7 @@ def test_event_has_its_action_in_args():
 
 
 def test_an_arrow_leads_from_each_send_to_its_receive():
-    text = trace_json({"": two_devices()})
+    text = trace_json(two_devices())
     slices = {(r["pid"], r["tid"], r["name"]): r for r in records(text, "X")}
     tails, heads = records(text, "s"), records(text, "f")
     assert [(r["id"], r["ts"]) for r in tails] == [("0:0:0SEND_F0>1", 100000), ("0:1:1SEND_B0>0", 450000)]
@@ -89,12 +89,12 @@ def test_an_arrow_leads_from_each_send_to_its_receive():
 @settings(max_examples=40)
 @given(plans(), st.booleans())
 def test_a_simulated_step_is_valid_chrome_json(plan, eager):
-    check_chrome(json.loads(trace_json({"": simulate(plan, eager=eager).trace})))
+    check_chrome(json.loads(trace_json(simulate(plan, eager=eager).trace)))
 
 
 def test_file_with_two_traces_has_both_processes_of_a_device_in_a_row(tmp_path):
     path = tmp_path / "both.json"
-    path.write_text(trace_json({"predicted": two_devices(), "measured": two_devices("measured")}), encoding="utf-8")
+    path.write_text(trace_json(two_devices(), "measured": two_devices("measured")), encoding="utf-8")
     found = records(path.read_text(encoding="utf-8"), "M")
     names = {r["pid"]: r["args"]["name"] for r in found if r["name"] == "process_name"}
     assert names == {

@@ -23,7 +23,7 @@ def test_chrome_json_of_another_program_is_read_if_its_events_have_actions(tmp_p
 
 
 def good() -> dict:
-    return json.loads(trace_json({"": two_devices()}))
+    return json.loads(trace_json(two_devices()))
 
 
 def first_event(data: dict) -> dict:

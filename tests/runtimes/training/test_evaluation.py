@@ -142,7 +142,7 @@ def test_threads_run_the_simulated_order_of_forwards(tmp_path, capsys):
     _, trace = pipe.trace_step(tokens(8), evaluate=True)
     file, measured, simulated = (tmp_path / name for name in ("plan.json", "measured.json", "simulated.json"))
     file.write_text(plan_json(pipe.plan), encoding="utf-8")
-    measured.write_text(trace_json({"": trace}), encoding="utf-8")
+    measured.write_text(trace_json(trace), encoding="utf-8")
     assert main(["simulate", str(file), "--forward-only", "--trace", str(simulated)]) == 0
     capsys.readouterr()
     report = ["--plan", str(file), "--report", str(tmp_path / "report.html")]

@@ -614,7 +614,7 @@ def whole(team):
     text = plan_json(pipe.plan)
     if rank == 0:
         (folder / "plan.json").write_text(text, encoding="utf-8")
-        (folder / "measured.json").write_text(trace_json({"measured": trace}), encoding="utf-8")
+        (folder / "measured.json").write_text(trace_json(trace), encoding="utf-8")
     after = pipe.step(batch[replica]).item()
     pipe.close()
     plan = parse_plan(text, "the plan")

@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ET
 
 from attrs import evolve
-from panpipe.core.report.chart import comparison_svg, step_svg
+from panpipe.core.report.chart.steps import steps_svg
 from panpipe.simulators.run import simulate
 
 from ....support.plans import scheduled
@@ -21,7 +21,7 @@ def measured_pair():
 
 def test_comparison_has_every_compute_action_of_both_steps_on_its_device():
     predicted, measured = measured_pair()
-    picture = ET.fromstring(comparison_svg(predicted, measured, "v-half"))
+    picture = ET.fromstring(steps_svg((predicted, measured), "v-half"))
     titles = [title.text for title in picture.iter(f"{SVG}title")]
     unit = 1.0 if measured.step_s >= 1 else 1e3
     for name, trace in (("predicted", predicted), ("measured", measured)):
@@ -35,7 +35,7 @@ def test_comparison_has_every_compute_action_of_both_steps_on_its_device():
 
 
 def test_comparison_is_deterministic_loads_nothing_and_escapes_its_title():
-    pictures = [comparison_svg(*measured_pair(), "<script>") for _ in range(2)]
+    pictures = [steps_svg(measured_pair(), "<script>") for _ in range(2)]
     assert pictures[0] == pictures[1]
     assert "<script>" not in pictures[0]
     assert "href" not in pictures[0]
@@ -43,7 +43,7 @@ def test_comparison_is_deterministic_loads_nothing_and_escapes_its_title():
 
 def test_picture_of_one_step_has_every_compute_action_once():
     predicted, _ = measured_pair()
-    picture = step_svg(predicted, "v-half")
+    picture = steps_svg((predicted,), "v-half")
     titles = [title.text for title in ET.fromstring(picture).iter(f"{SVG}title")]
     assert len(titles) == 1 + sum(event.queue == "compute" for event in predicted.events)
     assert "measured" not in picture.split("</style>")[1]

@@ -8,8 +8,7 @@ import pytest
 from attrs import evolve
 from panpipe.core.actions import Kind, parse_action
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.report.chart.curve import curves_of
-from panpipe.core.report.schedule import schedule_html, schedule_svg
+from panpipe.core.report.schedule import curves_of, schedule_html, schedule_svg
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.schedules.scored import score

@@ -5,7 +5,7 @@ import time
 from contextlib import aclosing
 
 import pytest
-from panpipe.explore.worker_client import Worker
+from panpipe.explore.worker import Worker
 
 from ..support.launch import HANGS_S
 
