@@ -3,11 +3,9 @@
 import json
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind
-from panpipe.core.errors import RequestError
 from panpipe.core.trace.perfetto import trace_json, write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.core.trace.trace import LinkTrack, MemorySample, Trace, TraceEvent
@@ -90,20 +88,3 @@ def test_an_arrow_leads_from_each_send_to_its_receive():
 @given(plans(), st.booleans())
 def test_a_simulated_step_is_valid_chrome_json(plan, eager):
     check_chrome(json.loads(trace_json(simulate(plan, eager=eager).trace)))
-
-
-def test_file_with_two_traces_has_both_processes_of_a_device_in_a_row(tmp_path):
-    path = tmp_path / "both.json"
-    path.write_text(trace_json(two_devices(), "measured": two_devices("measured")), encoding="utf-8")
-    found = records(path.read_text(encoding="utf-8"), "M")
-    names = {r["pid"]: r["args"]["name"] for r in found if r["name"] == "process_name"}
-    assert names == {
-        0: "device 0 · predicted",
-        1: "device 0 · measured",
-        2: "device 1 · predicted",
-        3: "device 1 · measured",
-        4: "links · predicted",
-        5: "links · measured",
-    }
-    with pytest.raises(RequestError, match="holds 2 traces"):
-        read_trace(path)
