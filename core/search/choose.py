@@ -41,6 +41,8 @@ ALONE = 4_000
 LARGEST = 2
 """Most efforts that ``LEAST`` evaluations may take: with a hundred thousand actions per evaluation they would take
 minutes, and large orders gain little from single moves."""
+USEFUL, STARTS = 300, 40
+"""With fewer than this many evaluations moves gain nothing: only the best starts are evaluated, this many times."""
 
 
 def search_plans(
@@ -219,7 +221,8 @@ def _meter(options: SearchOptions, settings: Sequence[Setting]) -> Meter:
 def _evaluations(settings: Sequence[Setting], share: float = 1.0) -> int:
     """By default: as many evaluations of the largest setting as a share of ``EFFORT`` pays for."""
     actions = max(6 * setting.devices * setting.microbatches for setting in settings)
-    return min(max(int(share * EFFORT) // actions, min(LEAST, LARGEST * EFFORT // actions)), MOST)
+    wanted = max(int(share * EFFORT) // actions, min(LEAST, LARGEST * EFFORT // actions))
+    return STARTS if wanted < USEFUL else min(wanted, MOST)
 
 
 NEAR = 0.03

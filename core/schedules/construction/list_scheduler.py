@@ -19,7 +19,7 @@ from ...actions import Kind
 from ...numba_cache import njit
 from ...plan.memory import saved_bytes
 from ...timing.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers, decode_orders
-from ...timing.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays
+from ...timing.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays, run
 from ..problem import Schedule, ScheduleProblem
 from ..scored import ROUNDING, costs_of
 
@@ -344,6 +344,16 @@ class Instance:
     def scratch(self) -> Scratch:
         """Arrays that runs of its orders write to."""
         return make_scratch(len(self.placement), self.problem.microbatches, self.problem.devices)
+
+    def spans(self, listed: "Listed") -> tuple[float, float]:
+        """The longest time from the first start to the last end of a device, and the makespan; one stage a device."""
+        count, placement, costs, _ = self.for_orders()
+        scratch, devices = self.scratch(), np.arange(self.problem.devices)
+        run(listed.orders, listed.lengths, count, placement, costs, np.zeros(len(devices)), INFINITY, scratch)
+        first_ends = scratch.finish[KINDS * count * devices + FORWARD]
+        starts = np.concatenate([[0.0], first_ends[:-1] + self.hops[1:]])
+        ends = scratch.finish[listed.orders[devices, listed.lengths - 1]]
+        return float((ends - starts).max()), float(ends.max())
 
     def schedule(self, name: str, orders: Integers, lengths: Integers) -> Schedule:
         """The schedule of coded orders."""
