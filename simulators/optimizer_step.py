@@ -52,7 +52,7 @@ def with_sync(queues: Queues, mode: OptimizerStep, plan: Plan) -> Queues:
     items = [
         Item(device, COMPUTE_QUEUE, Action(stage, Kind.SYNC), at, at) for device, stage, at in _first_steps(queues)
     ]
-    return evolve(queues, tasks=(*queues.tasks, *sync_task(queues.compute, items, queues.tasks)))
+    return evolve(queues, tasks=(*queues.tasks, *sync_task(plan, queues.compute, items, queues.tasks)))
 
 
 def _first_steps(queues: Queues) -> list[tuple[int, int, int]]:

@@ -16,7 +16,6 @@ from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Phase
 from ..costs.costs import Compute, Seconds, StageCosts
-from ..errors import RequestError
 from .items import Item, Task
 from .memory import Change
 from .plan import Plan
@@ -58,8 +57,8 @@ class TaskKind:
         insert: (plan, device) → their actions, each with the position in the compute order that it follows; None for
             after all compute, before the STEPs; ``AT_START`` for before all compute; ``AFTER_STEP`` for after the
             STEP of its stage.
-        tasks: (plan, compute, items device by device in the order issued, tasks declared before) → their tasks. Raises
-            RequestError where an item is missing or misplaced.
+        tasks: (plan, compute, items device by device in the order issued, tasks declared before) → their tasks. Items
+            are where ``insert`` placed them.
         moves: (task, plan, costs of whole stages, cluster with its devices in the order of ranks) → what a task moves;
             None if it moves nothing and takes no time.
         changes: memory changes by kind, at fixed positions of the compute order, so that the memory of an order does
@@ -155,33 +154,16 @@ def own_queue(
             if action.kind is after and action.stage in doing:
                 yield position, Action(action.stage, kind, action.microbatch)
 
-    def tasks(plan: Plan, compute: Compute, items: Sequence[Item], _: Sequence[Task]) -> Iterator[Task]:
-        wanted = {(device, action) for device in range(plan.devices) for _, action in insert(plan, device)}
+    def tasks(_: Plan, compute: Compute, items: Sequence[Item], __: Sequence[Task]) -> Iterator[Task]:
         places = [{action: at for at, action in enumerate(actions)} for actions in compute] if items else []
         for item in items:
             device, action = item.device, item.action
-            if (device, action) not in wanted:
-                raise RequestError(f"device {device} issues {action}, which the plan does not need: remove it")
-            wanted.remove((device, action))
-            at = {each: places[device].get(Action(action.stage, each, action.microbatch)) for each in (after, *fence)}
-            readers = [at[each] for each in fence]
-            reader = min((position for position in readers if position is not None), default=None)
-            _check_between(item, compute[device], at[after], reader)
+            found = (places[device].get(Action(action.stage, each, action.microbatch)) for each in fence)
+            reader = min((position for position in found if position is not None), default=None)
             fenced = () if reader is None else ((device, reader),)
             yield Task(kind, str(action), f"needs {queue}", (item,), fenced, (queue, device))
-        if wanted:
-            device, action = min(wanted, key=lambda missing: (missing[0], str(missing[1])))
-            raise RequestError(f"device {device} issues no {action}, which the plan needs: add it")
 
     def moves(task: Task, _: Plan, costs: Sequence[StageCosts], __: Cluster) -> Movement:
         return Movement(seconds=seconds(costs[task.items[0].action.stage]))
 
     return TaskKind((kind,), queue, insert, tasks, moves, changes={kind: changes})
-
-
-def _check_between(item: Item, compute: Sequence[Action], after: int | None, reader: int | None) -> None:
-    """Check that an item is issued after the action that it follows, and before the one that waits for it."""
-    if after is None or after >= item.issued:
-        raise RequestError(f"{item.action} is issued before the action that it follows: move it after that")
-    if reader is not None and reader < item.issued:
-        raise RequestError(f"{item.action} is issued after {compute[reader]}, which waits for it: move it before that")

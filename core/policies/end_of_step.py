@@ -19,7 +19,6 @@ from ..cluster.cluster import Cluster
 from ..cluster.collectives import Phase
 from ..cluster.routing import path_latency_s
 from ..costs.costs import Compute, StageCosts
-from ..errors import RequestError
 from ..plan.items import Item, Task
 from ..plan.kinds import Movement, TaskKind, declare
 from ..plan.plan import Plan
@@ -27,7 +26,6 @@ from ..trace.trace import COMPUTE_QUEUE
 from . import offload, replicas  # noqa: F401 - their kinds are declared, and inserted, first
 
 _NUMBER_BYTES = 8
-_SUMS = (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, Kind.REDUCE_TIED)
 
 
 def optimizer_steps(plan: Plan, device: int) -> list[Action]:
@@ -64,12 +62,6 @@ def _tied_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequ
     steps = _steps(compute)
     summed = {task.items[0].action.stage: at for at, task in enumerate(known) if task.kind is Kind.REDUCE_GRAD}
     for weight in plan.tied:
-        absent = next((stage for stage in weight.stages if stage not in by_stage or stage not in steps), None)
-        if absent is not None:
-            raise RequestError(
-                f"stage {absent} holds the tied weight '{weight.name}' and issues no REDUCE_TIED with a STEP after "
-                "it: add them"
-            )
         joins = tuple(
             by_stage[stage]._replace(waits=(summed[stage],)) if stage in summed else by_stage[stage]
             for stage in weight.stages
@@ -89,40 +81,8 @@ def _insert_sync(plan: Plan, device: int) -> Iterator[tuple[None, Action]]:
             yield None, Action(stage.index, Kind.SYNC)
 
 
-def _sync_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
-    """If steps wait for all stages, every device with a stage has one SYNC, between all reductions and its STEPs."""
-    for item in items:
-        where = f"device {item.device} issues {item.action}"
-        if not plan.sync:
-            raise RequestError(f"{where} and the plan's steps wait for no other stage (sync is false): remove it")
-        if sum(other.device == item.device for other in items) > 1:
-            raise RequestError(f"{where} twice: a device synchronises once a step; remove one")
-        step = next((a for a in compute[item.device][: item.issued] if a.kind is Kind.STEP), None)
-        if step is not None:
-            raise RequestError(f"{where} after {step}, which waits for it: move it before that")
-        sums = (each for task in known if task.kind in _SUMS for each in task.items if each.device == item.device)
-        late = next((each.action for each in sums if each.place > item.place), None)
-        late = late or next((a for a in compute[item.device][item.issued :] if a.kind is not Kind.STEP), None)
-        if late is not None:
-            raise RequestError(
-                f"the SYNC of device {item.device} is before {late}: it needs complete gradients; move it after that"
-            )
-    if plan.sync:
-        taking_part = {item.device for item in items}
-        absent = next((d for d in range(plan.devices) if d not in taking_part and plan.stages_on(d)), None)
-        if absent is not None:
-            raise RequestError(f"device {absent} issues no SYNC, and the plan's steps wait for all stages: add it")
-        yield from sync_task(compute, items, known)
-
-
-def sync_task(compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
-    """The SYNC task of the devices that ``items`` names.
-
-    Args:
-        compute: their compute queues.
-        items: one per participating device.
-        known: the tasks declared before, with the reductions.
-    """
+def sync_task(_: Plan, compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
+    """The SYNC of the devices that ``items`` names, between all reductions and their STEPs."""
     reductions = [(at, task) for at, task in enumerate(known) if task.kind in (Kind.REDUCE_GRAD, Kind.REDUCE_TIED)]
     joins, readers = [], []
     for item in items:
@@ -171,4 +131,4 @@ def _sync_moves(_: Task, plan: Plan, __: Sequence[StageCosts], cluster: Cluster)
 
 
 declare(TaskKind((Kind.REDUCE_TIED,), COMPUTE_QUEUE, _insert_tied, _tied_tasks, _tied_moves))
-declare(TaskKind((Kind.SYNC,), COMPUTE_QUEUE, _insert_sync, _sync_tasks, _sync_moves, joins_replicas=True))
+declare(TaskKind((Kind.SYNC,), COMPUTE_QUEUE, _insert_sync, sync_task, _sync_moves, joins_replicas=True))

@@ -47,7 +47,6 @@ from ..cluster.cluster import Cluster
 from ..cluster.collectives import Phase
 from ..cluster.routing import path_latency_s, reverse
 from ..costs.costs import Compute, StageCosts
-from ..errors import RequestError
 from ..plan.items import Item, Task
 from ..plan.kinds import Movement, TaskKind, declare
 from ..plan.memory import CHANGES
@@ -103,48 +102,29 @@ def _insert(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:
 
 
 def _tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
-    """One task per copy, which must be issued where the plan has it."""
-    wanted = {(d, copy.action): copy for d in range(plan.devices) for copy in planned_copies(plan, d)}
-    missing = wanted.keys() - {(item.device, item.action) for item in items}
-    if missing:
-        device, action = min(missing, key=lambda each: (each[0], str(each[1])))
-        raise RequestError(f"device {device} issues no {action}, and the plan's memory.offload has it: add it")
-    places = [_places(actions) for actions in compute] if wanted else []
+    """One task per copy."""
+    readers = {copy.action: copy.reader for device in range(plan.devices) for copy in planned_copies(plan, device)}
+    places = [_places(actions) for actions in compute] if readers else []
     out: dict[tuple[int | None, int | None], int] = {}  # stage and microbatch → number of the task of its OFFLOAD
     for number, item in enumerate(items, len(known)):
         device, action = item.device, item.action
-        copy = wanted.pop((device, action), None)
-        if copy is None:
-            raise RequestError(
-                f"device {device} issues {action}, which the plan's memory.offload does not have, or twice: remove it"
-            )
-        if item.issued != places[device].get(copy.after, (0, -1))[1] + 1:
-            before = compute[device][item.issued - 1] if item.issued else "nothing"
-            raise RequestError(
-                f"device {device} issues {action} after {before}, and the plan after {copy.after}: move it there"
-            )
         waits: tuple[int, ...] = ()
         if action.kind is Kind.OFFLOAD:
             out[action.stage, action.microbatch] = number
         else:
             waits = (out[action.stage, action.microbatch],)
         queue = _queue(plan, action.kind)
-        reader = (device, places[device][copy.reader][0])
         moved = item._replace(queue=queue, waits=waits)
+        reader = (device, places[device][readers[action]])
         yield Task(action.kind, str(action), _REASONS[action.kind], (moved,), (reader,), (queue, device))
 
 
-def _places(actions: Sequence[Action]) -> dict[Action, tuple[int, int]]:
-    """Per action of a compute order the positions of its first and last item: a backward begins with its RECOMPUTE."""
-    recomputed: dict[tuple[int, int | None], int] = {}
-    found = {}
+def _places(actions: Sequence[Action]) -> dict[Action, int]:
+    """The position of each action of a compute order in the compute queue: a backward begins with its RECOMPUTE."""
+    found: dict[Action, int] = {}
     for position, action in enumerate(actions):
-        if action.kind is Kind.RECOMPUTE:
-            recomputed[action.stage, action.microbatch] = position
-        elif action.kind in BACKWARD_KINDS:
-            found[action] = recomputed.get((action.stage, action.microbatch), position), position
-        else:
-            found[action] = position, position
+        again = position and actions[position - 1].kind is Kind.RECOMPUTE and action.kind in BACKWARD_KINDS
+        found[action] = position - 1 if again else position
     return found
 
 

@@ -8,16 +8,10 @@ RECOMPUTE waits for no message, so it runs while the gradient is still in transi
 `memory`; compute orders do not hold it, and count it with B or I.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from ..actions import BACKWARD_KINDS, Action, Kind
 from ..errors import RequestError
-
-if TYPE_CHECKING:
-    from ..plan.plan import Plan
 
 Recompute = str | Sequence[int]
 """``"none"``, ``"all"``, or the stages that recompute."""
@@ -53,27 +47,3 @@ def with_recompute(actions: Iterable[Action], recompute: Container[int]) -> list
             found.append(Action(action.stage, Kind.RECOMPUTE, action.microbatch))
         found.append(action)
     return found
-
-
-def check_recompute(plan: Plan, device: int, actions: Sequence[Action]) -> None:
-    """Every backward of a stage that recomputes, and of no other, has one RECOMPUTE between it and its F."""
-    if not plan.memory.recompute and all(action.kind is not Kind.RECOMPUTE for action in actions):
-        return
-    forward: set[tuple[int, int | None]] = set()
-    recomputed: set[tuple[int, int | None]] = set()
-    for action in actions:
-        key = action.stage, action.microbatch
-        if action.kind is Kind.F:
-            forward.add(key)
-        elif action.kind is Kind.RECOMPUTE:
-            if action.stage not in plan.memory.recompute or key not in forward or key in recomputed:
-                raise RequestError(
-                    f"device {device} issues {action}: a stage of the plan's memory.recompute "
-                    f"({list(plan.memory.recompute)}) recomputes once, after its F; remove it"
-                )
-            recomputed.add(key)
-        elif action.kind in BACKWARD_KINDS and action.stage in plan.memory.recompute and key not in recomputed:
-            raise RequestError(
-                f"device {device} issues {action}, and stage {action.stage} has nothing saved for it: put "
-                f"{Action(action.stage, Kind.RECOMPUTE, action.microbatch)} before it"
-            )

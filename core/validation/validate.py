@@ -9,10 +9,11 @@ it.
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from attrs import frozen
 
-from ..actions import COMPUTE_KINDS, Action, Kind
+from ..actions import COMM_KINDS, Action, Kind
 from ..cluster.routing import path_latency_s, path_rate
 from ..costs.costs import StageCosts
 from ..errors import InfeasibleError, RequestError
@@ -21,8 +22,6 @@ from ..lowering.queues import Queues, queues_of
 from ..lowering.residency import Timeline, device_timelines
 from ..plan.kinds import seconds_alone
 from ..plan.plan import Plan
-from ..policies.end_of_step import optimizer_steps
-from ..policies.recompute import check_recompute
 from ..policies.sharding import replica_costs
 from ..timing.engine import Engine, report_deadlock, run_alone, run_without_times
 from .host_memory import check_host_memory
@@ -57,7 +56,8 @@ def validate(
         plan: the plan; costs and cluster are those of its prediction, if it has one.
         memory_limits: bytes for each device along the pipeline; by default the cluster's ``memory_bytes``, of the
             replica that has least.
-        lowered: per device its actions, in order; by default ``lower(plan)``.
+        lowered: per device its actions, in order, with sends and receives of a schedule file; by default
+            ``lower(plan)``.
 
     Raises:
         RequestError: the plan is inconsistent, or it deadlocks (the message shows the cycle).
@@ -83,12 +83,18 @@ class CheckedActions:
     engine: Engine
 
 
-def check_actions(plan: Plan, lowered: Sequence[Sequence[Action]] | None = None) -> CheckedActions:
-    """Check that a plan is consistent and runs to the end. Arguments and errors as of `validate`."""
+def check_actions(
+    plan: Plan, lowered: Sequence[Sequence[Action]] | None = None, *, placed: bool = False
+) -> CheckedActions:
+    """Check that a plan is consistent and runs to the end. Arguments and errors as of `validate`.
+
+    Args:
+        placed: ``lowered`` comes from lowering, and is not compared with it.
+    """
     warnings = check_structure(plan)
-    lowered = lower(plan) if lowered is None else lowered
-    _check_same_compute(plan, lowered)
-    queues = queues_of(plan, lowered)
+    if lowered is not None and not placed:
+        _check_placed(plan, lowered)
+    queues = queues_of(plan, lower(plan) if lowered is None else lowered)
     engine = _run_alone(plan, queues)
     if engine is None:
         report_deadlock(plan, queues)
@@ -121,24 +127,18 @@ def check_resources(checked: CheckedActions, memory_limits: Sequence[float] | No
     )
 
 
-def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
-    """Check that lowered lists have the plan's compute actions in its order, followed by the STEP of every stage.
-
-    A forward-only plan has no STEP. A stage that recomputes does so once per microbatch, between F and the backward.
-    """
+def _check_placed(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
+    """Check that lists given by hand have, apart from sends and receives, what lowering issues, in its order."""
     if len(lowered) != plan.devices:
         raise RequestError(f"there are {len(lowered)} lowered lists for {plan.devices} devices: give one for each")
-    for device, actions in enumerate(lowered):
-        wanted = [*plan.device_actions[device], *optimizer_steps(plan, device)]
-        found = [action for action in actions if action.kind in COMPUTE_KINDS or action.kind is Kind.STEP]
-        for position in range(max(len(wanted), len(found)) if wanted != found else 0):
-            here = found[position] if position < len(found) else "nothing"
-            there = wanted[position] if position < len(wanted) else "nothing"
+    for device, lists in enumerate(zip(lowered, lower(plan), strict=True)):
+        found, wanted = ([action for action in own if action.kind not in COMM_KINDS] for own in lists)
+        for here, there in zip_longest(found, wanted) if found != wanted else ():
             if here != there:
                 raise RequestError(
-                    f"device {device} issues {here} where the plan has {there}: lowering keeps the plan's order"
+                    f"device {device} issues {here or 'nothing'} where the plan has {there or 'nothing'}: between "
+                    "sends and receives a list has what lowering places, in its order"
                 )
-        check_recompute(plan, device, actions)
 
 
 def _run_alone(plan: Plan, queues: Queues) -> Engine | None:

@@ -23,7 +23,7 @@ from ...core.plan.plan import Plan
 from ...core.policies.replicas import collectives
 from ...core.timing.engine import AheadLimit
 from ...core.validation.backpressure import choose_ahead_limit
-from ...core.validation.validate import validate
+from ...core.validation.validate import check_actions, check_resources
 from ..programs.linked_stage import Layout
 
 _COLLECTIVES = (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
@@ -94,7 +94,7 @@ def lowered_plan(plan: Plan, layouts: Sequence[Layout]) -> LoweredPlan:
     if plan.mesh.data > 1 and wanted.microbatches < plan.microbatches:
         lowered = _reduced_in_order(lowered, plan)
     if wanted is not plan:
-        validate(wanted, lowered=lowered)
+        check_resources(check_actions(wanted, lowered, placed=True))
     pairs = [message_pairs(layout) for layout in layouts]
     moving = tuple(tuple(a for a in actions if _moves_something(a, pairs)) for actions in lowered)
     stages_in_turn = bool(wanted.memory.unshard)  # a stage may wait for the end of an earlier one, so it has no limit

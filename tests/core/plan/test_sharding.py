@@ -9,8 +9,6 @@ from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.lowering.derive import check_agrees
-from panpipe.core.lowering.lowering import lower
-from panpipe.core.lowering.queues import queues_of
 from panpipe.core.plan.plan import Plan, Prediction, Stage, TiedWeight
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.validation.validate import validate
@@ -53,23 +51,6 @@ def plan_of(*shard: str, data: int = 2, tied: tuple[TiedWeight, ...] = ()) -> Pl
 def test_wrong_levels_are_refused(plan: Plan, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         validate(plan)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ("0UNSHARD", None, "stage 0 is sharded and no device issues 0UNSHARD: add it"),
-        ("0UNSHARD", "0UNSHARD 0UNSHARD", "stage 0 is not sharded, or has one already"),
-        ("1STEP", "1STEP 1UNSHARD", "stage 1 is not sharded, or has one already"),
-        ("0STEP 0UNSHARD", "0UNSHARD 0STEP", "before 0STEP, which computes what it gathers"),
-    ],
-)
-def test_misplaced_gathers_are_refused(old: str, new: str | None, reason: str) -> None:
-    plan = plan_of("optimizer", "none")
-    texts = [" ".join(map(str, actions)).replace(old, new or "") for actions in lower(plan)]
-    lowered = [[parse_action(text) for text in each.split()] for each in texts]
-    with pytest.raises(RequestError, match=reason):
-        queues_of(plan, lowered)
 
 
 def test_shared_gradients_take_less_memory_and_sums_of_each_microbatch() -> None:

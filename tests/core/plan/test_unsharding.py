@@ -13,7 +13,6 @@ from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.lowering.derive import first_microbatches, forward_only, reordered
 from panpipe.core.lowering.lowering import lower
-from panpipe.core.lowering.queues import queues_of
 from panpipe.core.plan.memory_policy import StageUnshard, UnshardedRun
 from panpipe.core.plan.plan import MemoryPolicy, Plan, parse_plan, plan_json
 from panpipe.core.policies.replicas import whole_at_once
@@ -107,28 +106,6 @@ def test_forwards_by_stages_of_every_placement_run_to_the_end(name: str) -> None
     validate(forwards)
     for count in (1, 3):
         validate(first_microbatches(forwards, count))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ("0UNSHARD1", "", "device 0 issues 0RESHARD1 where the plan has 0UNSHARD1"),
-        ("0RESHARD1 ", "", "device 0 issues no 0RESHARD1, which the plan has: add it"),
-        ("0RESHARD0", "0RESHARD0 0RESHARD0", "device 0 issues 0RESHARD0 where the plan has 0UNSHARD1"),
-        ("0F1 0RESHARD0", "0RESHARD0 0F1", "device 0 issues 0F1 where the parameters of stage 0 are not whole"),
-        ("0UNSHARD1 1B1", "1B1 0UNSHARD1", None),
-    ],
-)
-def test_misplaced_actions_are_refused(old: str, new: str, reason: str | None) -> None:
-    plan = two_stages()
-    whole = " ".join(map(str, lower(plan)[0]))
-    assert old in whole or old in (whole := whole.replace("1SCATTER_GRAD0 ", "")) or reason is None
-    lowered = [[parse_action(each) for each in " ".join(map(str, lower(plan)[0])).replace(old, new).split()]]
-    if reason is None:
-        queues_of(plan, lowered)
-        return
-    with pytest.raises(RequestError, match=reason):
-        queues_of(plan, lowered)
 
 
 def test_fewer_microbatches_keep_all_runs() -> None:
