@@ -4,7 +4,7 @@ Simulators and runtimes do not import each other. This module connects them: a r
 of the simulator.
 """
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from .core.analytic.model import costs_by_type, model_work
 from .core.analytic.optimizers import Optimizer
@@ -49,7 +49,7 @@ class SimulatedDevices:
         costs = self._stage_costs(plan, operators, cluster) if plan.prediction is None else plan.prediction.costs
 
         def run(plan: Plan, perform: ActionCallback) -> Trace:
-            return simulate(plan, costs, cluster, memory=False, perform=perform).trace
+            return evolve(simulate(plan, costs, cluster, perform=perform).trace, memory=())
 
         return run
 

@@ -20,7 +20,7 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
     return idle_time(
         result.plan,
         result.costs,
-        lambda plan, costs, sharing: simulate(plan, costs, result.cluster, sharing=sharing, memory=False).step_s,
+        lambda plan, costs, sharing: simulate(plan, costs, result.cluster, sharing=sharing).step_s,
         unlimited_s=unlimited_s,
         waits=_waits(result),
         known=result.known_step,

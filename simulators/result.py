@@ -49,7 +49,6 @@ class SimulationResult:
         tasks: the items of tasks other than compute and messages: host copies, reductions, and SYNC if the plan has
             one; device by device in the order issued.
         task_flows: flows of the tasks.
-        has_memory: whether memory was simulated; otherwise all memory values are empty.
         by_default: whether the options of the run were the default ones, as in the runs that the causes of idle time
             compare.
     """
@@ -62,7 +61,6 @@ class SimulationResult:
     queue_times: Mapping[tuple[int, int], QueueTimes]
     tasks: tuple[TaskTimes, ...] = ()
     task_flows: tuple[FlowTimes, ...] = ()
-    has_memory: bool = True
     by_default: bool = False
 
     @cached_property
@@ -150,8 +148,6 @@ class SimulationResult:
     @cached_property
     def timelines(self) -> tuple[Timeline, ...]:
         """Per device its memory over the step."""
-        if not self.has_memory:
-            return ()
         arrivals = {pair: times.arrivals for pair, times in self.queue_times.items()}
         return device_timelines(self.plan, self.costs, self.queues, self.operation_times, arrivals)
 
@@ -182,8 +178,8 @@ class SimulationResult:
 
     @cached_property
     def hosts(self) -> tuple[HostUse, ...]:
-        """Memory of each host that devices offload to; empty if memory was not simulated."""
-        return host_uses(self.plan, self.cluster, self.timelines) if self.has_memory else ()
+        """Memory of each host that devices offload to."""
+        return host_uses(self.plan, self.cluster, self.timelines)
 
     @cached_property
     def host_copies(self) -> tuple[CopyUse, ...]:

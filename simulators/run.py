@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import NoReturn
 
 from simpy import Environment
 
-from ..core.actions import Action, Kind
+from ..core.actions import Action
 from ..core.cluster.cluster import Cluster
 from ..core.costs.costs import StageCosts, compute_times
 from ..core.errors import RequestError
@@ -22,7 +23,6 @@ from .callback_queue import CallbackQueue, connect_callbacks
 from .channels import connect, queue_times
 from .device import DeviceQueue
 from .network.network import ContendedError, Network
-from .optimizer_step import OptimizerStep, validate_afterwards, with_sync
 from .result import SimulationResult
 from .symmetry import find_symmetry
 from .tasks import run_tasks, task_flows, task_times
@@ -35,9 +35,7 @@ def simulate(
     cluster: Cluster | None = None,
     *,
     eager: bool = False,
-    optimizer: OptimizerStep | None = None,
     sharing: bool = True,
-    memory: bool = True,
     lowered: Sequence[Sequence[Action]] | None = None,
     checked: CheckedActions | None = None,
     perform: ActionCallback | None = None,
@@ -49,10 +47,7 @@ def simulate(
         costs: per stage; those of the plan's prediction by default.
         cluster: devices and links, which ``plan.mesh`` numbers; the prediction's by default.
         eager: a send needs no posted receive. The buffer of an early arrival counts from its receive on.
-        optimizer: what an optimizer step waits for in addition to its own gradients; by default a barrier if
-            ``plan.sync``, else nothing.
         sharing: transfers share the bandwidth of links; otherwise each has the full bandwidth of its route.
-        memory: keep the memory timelines.
         lowered: per device its actions, in order; by default ``lower(plan)``.
         checked: the plan's checked actions, instead of ``lowered``: they are not lowered and sorted again.
         perform: called for every action when it happens (see ``core/trace/callback.py``); an exception ends the run.
@@ -63,32 +58,20 @@ def simulate(
     """
     costs = _given_costs(plan, costs)
     cluster = _given_cluster(plan, cluster)
-    by_default = optimizer in (None, _default_step(plan)) and sharing and not eager
-    optimizer = optimizer or _default_step(plan)
     # A callback may allocate much and need the collector.
     with collector_paused() if perform is None else nullcontext():
         if checked is None or perform is not None:
             lowered = lower(plan) if lowered is None else lowered
-        queues = queues_of(plan, lowered or ()) if checked is None else checked.queues
-        one = with_sync(queues, optimizer, plan)
+        one = queues_of(plan, lowered or ()) if checked is None else checked.queues
         queues = one.replicated(plan.mesh.data)
-        if perform is None and optimizer is not OptimizerStep.POST_VALIDATION:
-            symmetry = find_symmetry(plan, costs, cluster, one, queues) if plan.mesh.data > 1 and one.tasks else None
-            if symmetry is not None:
-                with suppress(ContendedError):
-                    first = _run(
-                        plan, costs, cluster, one, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
-                        callback=None, by_default=by_default, joined=symmetry.joined,
-                    )  # fmt: skip
-                    return symmetry.of_all(first, queues)
-        return _run(
-            plan, costs, cluster, queues, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
-            callback=None if perform is None else (perform, lowered or ()), by_default=by_default,
-        )  # fmt: skip
-
-
-def _default_step(plan: Plan) -> OptimizerStep:
-    return OptimizerStep.BARRIER if plan.sync else OptimizerStep.LOCAL
+        run = partial(_run, plan, costs, cluster, eager=eager, sharing=sharing)
+        symmetry = None
+        if perform is None and plan.mesh.data > 1 and one.tasks:
+            symmetry = find_symmetry(plan, costs, cluster, one, queues)
+        if symmetry is not None:
+            with suppress(ContendedError):
+                return symmetry.of_all(run(one, joined=symmetry.joined), queues)
+        return run(queues, callback=None if perform is None else (perform, lowered or ()))
 
 
 def _run(
@@ -98,11 +81,8 @@ def _run(
     queues: Queues,
     *,
     eager: bool,
-    optimizer: OptimizerStep,
     sharing: bool,
-    memory: bool,
-    callback: tuple[ActionCallback, Sequence[Sequence[Action]]] | None,
-    by_default: bool,
+    callback: tuple[ActionCallback, Sequence[Sequence[Action]]] | None = None,
     joined: Sequence[Task] | None = None,
 ) -> SimulationResult:
     environment = Environment()
@@ -126,8 +106,6 @@ def _run(
         connect_callbacks(calling_back, callback[1], channels.values())
     if sharing:
         network.find_shared()
-    if optimizer is OptimizerStep.POST_VALIDATION:
-        validate_afterwards(environment, plan, cluster, queues, devices, tasks)
     for device in devices:
         device.begin()
     environment.run()
@@ -140,10 +118,9 @@ def _run(
         queues,
         tuple((device.starts, device.ends) for device in devices),
         {pair: queue_times(channel) for pair, channel in channels.items()},
-        task_times([running for running in tasks if plan.sync or running.task.kind is not Kind.SYNC]),
+        task_times(tasks),
         (*task_flows(tasks), *(flow.times for flow in sum_flows)),
-        memory,
-        by_default,
+        by_default=sharing and not eager,
     )
     network.close()
     for channel in channels.values():

@@ -81,7 +81,7 @@ def _insert_sync(plan: Plan, device: int) -> Iterator[tuple[None, Action]]:
             yield None, Action(stage.index, Kind.SYNC)
 
 
-def sync_task(_: Plan, compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
+def _sync_tasks(_: Plan, compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
     """The SYNC of the devices that ``items`` names, between all reductions and their STEPs."""
     reductions = [(at, task) for at, task in enumerate(known) if task.kind in (Kind.REDUCE_GRAD, Kind.REDUCE_TIED)]
     joins, readers = [], []
@@ -131,4 +131,4 @@ def _sync_moves(_: Task, plan: Plan, __: Sequence[StageCosts], cluster: Cluster)
 
 
 declare(TaskKind((Kind.REDUCE_TIED,), COMPUTE_QUEUE, _insert_tied, _tied_tasks, _tied_moves))
-declare(TaskKind((Kind.SYNC,), COMPUTE_QUEUE, _insert_sync, sync_task, _sync_moves, joins_replicas=True))
+declare(TaskKind((Kind.SYNC,), COMPUTE_QUEUE, _insert_sync, _sync_tasks, _sync_moves, joins_replicas=True))

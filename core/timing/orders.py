@@ -1,4 +1,5 @@
-"""Time and memory of compute orders without a plan: of schedules, and of searches' results.
+"""Time and memory of compute orders without a plan: of schedules, and of searches' results; and the engine's run of a
+plan.
 
 An action starts when its device has ended the previous action and all its inputs have arrived; a message is a pure
 delay. F reads the outputs of earlier stages; B and I read the stage's own F and the gradients of later stages; W reads
@@ -14,8 +15,10 @@ The latest times are the same path read from the end: when every action may star
 Delaying all actions to these times at once is possible.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from attrs import frozen
 
@@ -28,7 +31,11 @@ from ..plan.memory_policy import TimedCopy
 from ..policies.recompute import with_recompute
 from ..ratios import bubble_ratio
 from ..trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
-from .engine import Engine, refuse_cycle, refuse_early
+from .engine import AheadLimit, Engine, Hop, at_once, refuse_cycle
+
+if TYPE_CHECKING:  # schedules are evaluated without loading what plans need
+    from ..lowering.queues import Queues
+    from ..plan.plan import Plan
 
 HopDelay = float | Callable[[int, int, float], float]
 """Delay of a message between two devices: one number for all, or a function of sending device, receiving device and
@@ -96,10 +103,9 @@ def evaluate(
     again = frozenset(recompute)
     tasks, task_s, numbers = _copy_tasks(device_actions, copies, host_queues)
     engine, compute = _run(device_actions, placement, costs, edges, hop_s, again, tasks, task_s)
-    starts, ends = tuple(map(tuple, engine.starts)), tuple(map(tuple, engine.ends))
-    if again:
-        starts, ends = _of_orders(compute, starts), _of_orders(compute, ends)
-    ended = {copy: engine.task_ends[number] or 0.0 for copy, number in numbers.items()}
+    starts, ends = (_of_orders(compute, times, again) for times in zip(*engine.operations, strict=True))
+    task_ends = engine.task_ends
+    ended = {copy: task_ends[number] for copy, number in numbers.items()}
     busy = tuple(busy_s(actions, costs, again) for actions in device_actions)
     peaks = [
         _peak(held_bytes(actions, costs, again, copies[device] if copies else ()))
@@ -142,10 +148,10 @@ def _run(
         edges = [StageEdge(stage, stage + 1, 1, 1) for stage in range(len(placement) - 1)]
     compute = [with_recompute(actions, again) if again else actions for actions in device_actions]
     positions = positions_of(compute, placement)
-    engine = Engine(compute, compute_times(compute, costs), tasks, task_s)
+    engine = Engine(compute, compute_times(compute, costs), tasks=tasks, task_s=task_s)
     read_inputs(engine, compute, placement, positions, edges, hop_s)
     if not engine.run():
-        refuse_cycle(engine.cycle(), "order")
+        refuse_cycle(engine, "order")
     return engine, compute
 
 
@@ -158,28 +164,31 @@ def busy_s(actions: Sequence[Action], costs: Sequence[StageCosts], recompute: It
     return sum([known[action.stage, action.kind] for action in actions])
 
 
-def _of_orders(compute: Compute, times: Sequence[Sequence[float]]) -> Times:
+def _of_orders(compute: Compute, times: Iterable[Sequence[float]], again: Collection[int]) -> Times:
     """The times of the actions that compute orders hold."""
+    if not again:
+        return tuple(map(tuple, times))
     return tuple(
         tuple(time for action, time in zip(actions, row, strict=True) if action.kind is not Kind.RECOMPUTE)
         for actions, row in zip(compute, times, strict=True)
     )
 
 
-Positions = tuple[list[dict[int | None, int]], list[dict[int | None, int]]]
-"""By stage and microbatch the position of F, and of B or I, in the order of the stage's device."""
+ByMicrobatch = list[dict[int | None, int]]
+"""By stage and microbatch a position in the order of the stage's device."""
+Positions = tuple[ByMicrobatch, ByMicrobatch, list[tuple[int, int, Kind]]]
+"""Of F, and of B or I; and device and position of the actions that read one of these of their own stage too early."""
 
 
 def positions_of(compute: Compute, placement: Sequence[int]) -> Positions:
-    """The positions of F, and of B or I.
+    """The positions in compute orders.
 
     Raises:
-        RequestError: an action is on another device than its stage or is not a compute action, or what it reads of its
-            own stage is computed after it, or not at all.
+        RequestError: an action is on another device than its stage, or is not a compute action.
     """
-    outputs: list[dict[int | None, int]] = [{} for _ in placement]
-    gradients: list[dict[int | None, int]] = [{} for _ in placement]
-    early: list[tuple[int, int]] = []
+    outputs: ByMicrobatch = [{} for _ in placement]
+    gradients: ByMicrobatch = [{} for _ in placement]
+    early: list[tuple[int, int, Kind]] = []
     for device, actions in enumerate(compute):
         for position, action in enumerate(actions):
             kind, stage, microbatch = action.kind, action.stage, action.microbatch
@@ -188,30 +197,17 @@ def positions_of(compute: Compute, placement: Sequence[int]) -> Positions:
                 raise RequestError(f"{action} is in the order of device {device}, and its stage {rule}: move it")
             if kind is Kind.F:
                 outputs[stage][microbatch] = position
-                continue
-            reads = outputs
-            if kind is Kind.W:
-                reads = gradients
-            elif kind in BACKWARD_KINDS:
-                gradients[stage][microbatch] = position
-            elif kind is not Kind.RECOMPUTE:
+            elif kind is Kind.W:
+                if microbatch not in gradients[stage]:
+                    early.append((device, position, Kind.B))
+            elif kind in BACKWARD_KINDS or kind is Kind.RECOMPUTE:
+                if microbatch not in outputs[stage]:
+                    early.append((device, position, Kind.F))
+                if kind is not Kind.RECOMPUTE:
+                    gradients[stage][microbatch] = position
+            else:
                 raise RequestError(f"{action} is in a compute order: it may hold only F, I, W and B; remove it")
-            if microbatch not in reads[stage]:
-                early.append((device, position))
-    for device, position in early[:1]:
-        action = compute[device][position]
-        source = (gradients if action.kind is Kind.W else outputs)[action.stage].get(action.microbatch)
-        if source is None:
-            _refuse_missing(action, device, action.stage, device, Kind.B if action.kind is Kind.W else Kind.F)
-        refuse_early(action, compute[device][source], "order")
-    return outputs, gradients
-
-
-def _refuse_missing(action: Action, device: int, stage: int, where: int, kind: Kind) -> NoReturn:
-    raise RequestError(
-        f"{action} on device {device} reads {Action(stage, kind, action.microbatch)}, which no device computes: add it "
-        f"to device {where}"
-    )
+    return outputs, gradients, early
 
 
 def read_inputs(
@@ -223,37 +219,79 @@ def read_inputs(
     hop_s: HopDelay,
     first: int = 0,
 ) -> None:
-    """Let every action wait for its inputs from other stages, as pure delays where these are on other devices.
+    """Let every action wait for its inputs, those from other devices as pure delays.
 
     Args:
-        engine: whose items wait.
         compute: per device F, B, I, W and RECOMPUTE.
-        placement: device of every stage.
-        positions: of these actions.
-        edges: the messages between stages.
-        hop_s: delay of a message between two devices.
         first: the engine's number of the first of these devices.
 
     Raises:
-        RequestError: no device computes an input, or a later action of the same device does.
+        RequestError: no device computes an input.
     """
-    outputs, gradients = positions
+    outputs, gradients, early = positions
 
-    def read(found: list[dict[int | None, int]], source: int, reader: int, size: float, kind: Kind) -> None:
+    def read(found: ByMicrobatch, source: int, reader: int, size: float, kind: Kind) -> None:
         where, device, computed = placement[source], placement[reader], found[source]
         pairs = [(position, computed.get(microbatch, -1)) for microbatch, position in found[reader].items()]
         for position, issued in pairs:
             if issued < 0:
                 _refuse_missing(compute[device][position], device, source, where, kind)
-            if where == device and issued > position:
-                refuse_early(compute[device][position], compute[device][issued], "order")
-        if where != device:
-            engine.read(first + device, first + where, pairs, hop_delay(hop_s, where, device, size))
+        if where == device:  # what the device has computed before needs no wait
+            pairs = [pair for pair in pairs if pair[0] < pair[1]]
+        engine.read(first + device, first + where, pairs, hop_delay(hop_s, where, device, size))
 
+    for device, position, kind in early:
+        action = compute[device][position]
+        source = (outputs if kind is Kind.F else gradients)[action.stage].get(action.microbatch)
+        if source is None:
+            _refuse_missing(action, device, action.stage, device, kind)
+        engine.read(first + device, first + device, [(position, source)], 0.0)
     for edge in edges:
         read(outputs, edge.src, edge.dst, edge.bytes, Kind.F)
         if edge.gradient_bytes > 0:
             read(gradients, edge.dst, edge.src, edge.gradient_bytes, Kind.B)
+
+
+def _refuse_missing(action: Action, device: int, stage: int, where: int, kind: Kind) -> NoReturn:
+    """Raise a RequestError for an action that reads what no device computes."""
+    raise RequestError(
+        f"{action} on device {device} reads {Action(stage, kind, action.microbatch)}, which no device computes: add it "
+        f"to device {where}"
+    )
+
+
+def run_alone(
+    plan: Plan,
+    queues: Queues,
+    costs: Sequence[StageCosts] | None = None,
+    hop: Hop = at_once,
+    task_s: Sequence[float] | None = None,
+    *,
+    limit: AheadLimit | None = None,
+) -> tuple[Engine, bool]:
+    """The step of a plan in which each queue of messages has links of its own.
+
+    Args:
+        plan: the plan.
+        queues: of the lowered plan; of one replica: all run the same orders.
+        costs: per stage; None if everything takes no time.
+        hop: of the links between two devices.
+        task_s: duration of each task in seconds; None if they take no time.
+        limit: how far stages may run ahead of their readers.
+
+    Returns:
+        The engine after its run, and whether it runs to its end.
+    """
+    seconds = compute_times(queues.compute, costs or [StageCosts(0.0, 0.0, 0.0)] * len(plan.stages))
+    task_s = task_s or [0.0] * len(queues.tasks)
+    engine = Engine(queues.compute, seconds, queues.messages, hop, queues.tasks, task_s)
+    own = [edge for edge in plan.edges if plan.placement[edge.src] == plan.placement[edge.dst]]
+    if own:  # no message: what is computed too late is waited for without end
+        rows = [[action for action in actions if action.kind is not Kind.STEP] for actions in queues.compute]
+        read_inputs(engine, rows, plan.placement, positions_of(rows, plan.placement), own, 0.0)
+    if limit is not None:
+        engine.limit_ahead(limit)
+    return engine, engine.run()
 
 
 Numbers = dict[tuple[int, int, bool], int]
@@ -309,6 +347,7 @@ def latest_times(
     recompute: Iterable[int] = (),
 ) -> tuple[Times, Times]:
     """The latest starts and ends of all actions; arguments as in ``evaluate``."""
-    engine, compute = _run(device_actions, placement, costs, edges, hop_s, frozenset(recompute))
-    starts, ends = engine.latest()
-    return _of_orders(compute, starts), _of_orders(compute, ends)
+    again = frozenset(recompute)
+    engine, compute = _run(device_actions, placement, costs, edges, hop_s, again)
+    starts, ends = (_of_orders(compute, times, again) for times in zip(*engine.latest(), strict=True))
+    return starts, ends

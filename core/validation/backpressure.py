@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from ..actions import Action
 from ..lowering.queues import queues_of
 from ..plan.plan import Plan
-from ..timing.engine import AheadLimit, run_without_times
+from ..timing.engine import AheadLimit
+from ..timing.orders import run_alone
 
 _AHEAD = 2
 """Messages to the next stage that may be in memory, including the one being computed."""
@@ -29,7 +30,7 @@ def choose_ahead_limit(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Ahead
     queues = queues_of(plan, lowered)
     ahead = _AHEAD
     while ahead < plan.microbatches:
-        if run_without_times(plan, queues, _ahead_by(ahead)) is not None:
+        if run_alone(plan, queues, limit=_ahead_by(ahead))[1]:
             return _ahead_by(ahead)
         ahead *= 2
     return _ahead_by(plan.microbatches)

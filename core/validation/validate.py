@@ -23,7 +23,8 @@ from ..lowering.residency import Timeline, device_timelines
 from ..plan.kinds import seconds_alone
 from ..plan.plan import Plan
 from ..policies.sharding import replica_costs
-from ..timing.engine import Engine, report_deadlock, run_alone, run_without_times
+from ..timing.engine import Engine, refuse_cycle
+from ..timing.orders import run_alone
 from .host_memory import check_host_memory
 from .structure import check_structure
 
@@ -95,9 +96,9 @@ def check_actions(
     if lowered is not None and not placed:
         _check_placed(plan, lowered)
     queues = queues_of(plan, lower(plan) if lowered is None else lowered)
-    engine = _run_alone(plan, queues)
-    if engine is None:
-        report_deadlock(plan, queues)
+    engine, ends = _run_alone(plan, queues)
+    if not ends:
+        refuse_cycle(engine)
     return CheckedActions(plan, tuple(warnings), queues, engine)
 
 
@@ -141,10 +142,10 @@ def _check_placed(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
                 )
 
 
-def _run_alone(plan: Plan, queues: Queues) -> Engine | None:
-    """The step without shared links; None if the plan deadlocks."""
+def _run_alone(plan: Plan, queues: Queues) -> tuple[Engine, bool]:
+    """The step without shared links, and whether it runs to its end."""
     if plan.prediction is None:
-        return run_without_times(plan, queues)
+        return run_alone(plan, queues)
     costs, cluster = plan.prediction.costs, plan.mesh.arrange(plan.prediction.cluster)
 
     def hop(src: int, dst: int) -> tuple[float, float]:

@@ -134,7 +134,7 @@ def test_why_not_faster_names_host_copies_and_the_links_they_share():
         known = plan.prediction
 
         def step_time(run, costs, sharing):
-            return simulate(run, costs, known.cluster, sharing=sharing, memory=False).step_s
+            return simulate(run, costs, known.cluster, sharing=sharing).step_s
 
         found = idle_time(plan, known.costs, step_time)
         return {cause: seconds for cause, seconds in found.causes.items() if seconds}

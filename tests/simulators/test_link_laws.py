@@ -62,7 +62,7 @@ def crowded(draw: st.DrawFn) -> Plan:
 @settings(max_examples=50)
 @given(crowded(), st.booleans())
 def test_bytes_are_conserved_on_every_link_and_none_is_above_its_rate(plan, eager):
-    result = simulate(plan, eager=eager, memory=False)
+    result = simulate(plan, eager=eager)
     rates = {(rate.src, rate.dst): rate for rate in result.link_rates}
     for use in result.links:
         moved = 0.0
@@ -88,7 +88,7 @@ def test_bytes_are_conserved_on_every_link_and_none_is_above_its_rate(plan, eage
 @settings(max_examples=50)
 @given(crowded())
 def test_delays_of_flows_are_the_delays_of_full_links(plan):
-    result = simulate(plan, memory=False)
+    result = simulate(plan)
     lost = 0.0
     for flow in result.flows:
         longer_s = flow.drained_s - flow.start_s - flow.alone_s
@@ -111,7 +111,7 @@ def test_delays_of_flows_are_the_delays_of_full_links(plan):
 @settings(max_examples=25)
 @given(crowded())
 def test_without_sharing_nothing_contends_and_every_flow_has_the_rate_of_its_way(plan):
-    result = simulate(plan, memory=False, sharing=False)
+    result = simulate(plan, sharing=False)
     assert {bubbles["contention"] for bubbles in result.bubbles} == {0.0}
     assert all(flow.pieces is None or len(flow.pieces) <= 1 for flow in result.flows)
     assert all(use.delay_s == 0 for use in result.links)
@@ -151,7 +151,7 @@ def test_more_bandwidth_never_slows_replicas_on_links_of_their_own(plan, data, e
 
     def step_s(rate):
         cluster = fully_connected(plan.mesh.ranks, 10**9, rate, 0.5)
-        return simulate(plan, cluster=cluster, eager=eager, memory=False).step_s
+        return simulate(plan, cluster=cluster, eager=eager).step_s
 
     steps = [step_s(rate) for rate in (1.0, 4.0, 64.0, float("inf"))]
     assert all(later <= sooner + 1e-9 for sooner, later in pairwise(steps))

@@ -5,7 +5,6 @@ from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.plan import TiedWeight
-from panpipe.simulators.optimizer_step import OptimizerStep
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of
@@ -21,24 +20,22 @@ PLAN = plan_of(
 )
 
 
-def step_starts(mode: OptimizerStep, plan=PLAN) -> tuple[float, ...]:
-    return tuple(starts[-1] for starts, _ in simulate(plan, optimizer=mode).operation_times)
+SYNCED = evolve(PLAN, sync=True)
+
+
+def step_starts(plan) -> tuple[float, ...]:
+    return tuple(starts[-1] for starts, _ in simulate(plan).operation_times)
 
 
 def test_a_barrier_ends_with_the_slowest_and_an_all_reduce():
-    assert step_starts(OptimizerStep.BARRIER) == (12.0,) * 3
-    result = simulate(PLAN, optimizer=OptimizerStep.BARRIER)
+    assert step_starts(SYNCED) == (12.0,) * 3
+    result = simulate(SYNCED)
     assert [bubbles["optimizer"] for bubbles in result.bubbles] == [1.0, 3.5, 6.0]
     assert result.step_s == result.stage_span_s == 12.25
 
 
-def test_post_validation_passes_from_device_to_device():
-    assert step_starts(OptimizerStep.POST_VALIDATION) == (11.0, 11.5, 12.0)
-
-
 def test_a_tied_weight_is_summed_first():
-    plan = evolve(PLAN, tied=(TiedWeight("embedding", (0, 2), 20),))
-    result = simulate(plan, optimizer=OptimizerStep.BARRIER)
+    result = simulate(evolve(SYNCED, tied=(TiedWeight("embedding", (0, 2), 20),)))
     # To device 0 and back, the sum ends at 12 on devices 0 and 2, the barrier a second later on all.
     assert result.step_s == 13.25
     assert result.bubbles[2]["reduction"] == 6.0

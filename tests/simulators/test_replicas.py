@@ -95,7 +95,7 @@ def test_where_nothing_contends_the_longest_path_is_the_simulator_s_step(plan, d
     plan = evolve(plan, mesh=Mesh(plan.devices, data, places), edges=edges, tied=())
     cluster = mixed(plan, rate, latency_s)
     short = longest_path(plan, plan.prediction.costs, cluster)
-    assert short.step_s == pytest.approx(simulate(plan, cluster=cluster, eager=True, memory=False).step_s)
+    assert short.step_s == pytest.approx(simulate(plan, cluster=cluster, eager=True).step_s)
 
 
 def mixed(plan, rate, latency_s):

@@ -108,7 +108,7 @@ def test_invalid_simulation_requests_are_refused(message, arguments):
 @given(plans(), st.sampled_from([0.0, 0.5, 3.0]))
 def test_eager_over_latency_alone_is_the_longest_path(plan, latency_s):
     cluster = fully_connected(plan.devices, 10**9, float("inf"), latency_s)
-    result = simulate(plan, cluster=cluster, eager=True, memory=False)
+    result = simulate(plan, cluster=cluster, eager=True)
     wanted = evaluate(
         plan.device_actions, plan.placement, plan.prediction.costs, edges=plan.edges, hop_s=latency_s,
         recompute=plan.memory.recompute,
@@ -157,7 +157,7 @@ def test_bytes_are_conserved_and_queues_keep_their_order(plan, eager, shared):
 def test_more_bandwidth_never_slows_a_plan_on_links_of_its_own(plan, eager):
     def step_s(bytes_per_s):
         cluster = fully_connected(plan.devices, 10**9, bytes_per_s, 0.5)
-        return simulate(plan, cluster=cluster, eager=eager, memory=False).step_s
+        return simulate(plan, cluster=cluster, eager=eager).step_s
 
     steps = [step_s(rate) for rate in (1.0, 4.0, 64.0, float("inf"))]
     assert all(later <= sooner + 1e-9 for sooner, later in pairwise(steps))

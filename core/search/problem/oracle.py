@@ -62,7 +62,8 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
     queues = one.replicated(len(firsts))
     held = replica_costs(plan, costs)
     seconds = compute_times(queues.compute, held)
-    engine = Engine(queues.compute, seconds, queues.tasks, _task_seconds(plan, costs, cluster, queues.tasks))
+    task_s = _task_seconds(plan, costs, cluster, queues.tasks)
+    engine = Engine(queues.compute, seconds, tasks=queues.tasks, task_s=task_s)
     rows = [[action for action in actions if action.kind is not Kind.STEP] for actions in one.compute]
     positions = positions_of(rows, plan.placement)
     for number, first in enumerate(firsts):
@@ -72,7 +73,7 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
 
         read_inputs(engine, rows, plan.placement, positions, plan.edges, hop_s, number * plan.devices)
     if not engine.run():
-        refuse_cycle(engine.cycle())
+        refuse_cycle(engine)
     working = device_timelines(plan, costs, one, engine.operations, {})
     busy = [busy_s(actions, costs, plan.memory.recompute) for actions in plan.device_actions]
     return Score(

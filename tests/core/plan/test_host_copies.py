@@ -104,7 +104,7 @@ def test_offload_frees_all_its_memory_and_neither_raises_a_peak_nor_shortens_a_s
     assert all(a <= b + 1e-9 for a, b in zip(result.peak_saved_bytes, kept.peak_saved_bytes, strict=True))
     # Where messages share links (here on their way over the host) the law is false: a copy that delays one message may
     # give others more bandwidth, and the step ends sooner.
-    alone, kept_alone = (simulate(each, sharing=False, memory=False) for each in (plan, kept.plan))
+    alone, kept_alone = (simulate(each, sharing=False) for each in (plan, kept.plan))
     assert alone.step_s >= kept_alone.step_s - 1e-9
     copies = [action for device in range(plan.devices) for action in planned_copies(plan, device)]
     moved = [e for e in result.trace.events if e.action.kind in (Kind.OFFLOAD, Kind.RELOAD)]

@@ -116,7 +116,7 @@ def test_search_times_what_replicas_share_as_the_oracle_and_the_simulator_do(see
         plan, costs = draft(walk)
         assert set(plan.shard) == ({level} if level != "none" else set())
         untied = evolve(plan, tied=())  # the search does not time the sums of tied weights
-        expected = simulate(untied, costs, cluster, memory=False) if contended else longest_path(plan, costs, cluster)
+        expected = simulate(untied, costs, cluster) if contended else longest_path(plan, costs, cluster)
         assert walk.step_s == pytest.approx(expected.step_s, rel=1e-9)
 
 

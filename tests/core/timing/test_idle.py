@@ -28,7 +28,7 @@ def explained(plan, **options):
     cluster = plan.mesh.arrange(plan.prediction.cluster)
 
     def step_time(run, costs, sharing):
-        return simulate(run, costs, cluster, sharing=sharing, memory=False).step_s
+        return simulate(run, costs, cluster, sharing=sharing).step_s
 
     return idle_time(plan, plan.prediction.costs, step_time, **options)
 

@@ -53,8 +53,8 @@ def test_memory_of_split_backward():
     [
         (("0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1"), "the order deadlocks: 0B0 waits for 1B0 (reads its output), 1B0 waits "
          "for 1F1 (runs after it), 1F1 waits for 0F1 (reads its output), 0F1 waits for 0B0 (runs after it)"),
-        (("0B0 0F0",), "the order deadlocks: 0B0 waits for 0F0 (reads its output), 0F0 waits for 0B0"),
-        (("0F0 0W0 0I0",), "the order deadlocks: 0W0 waits for 0I0"),
+        (("0B0 0F0", "1F0 1B0"), "the order deadlocks: 0B0 waits for 0F0 (reads its output), 0F0 waits for 0B0"),
+        (("0F0 0W0 0I0", "1F0 1B0"), "the order deadlocks: 0W0 waits for 0I0"),
         (("0F0", "1F1"), "1F1 on device 1 reads 0F1, which no device computes: add it to device 0"),
         (("0F0 1F0",), "1F0 is in the order of device 0, and its stage is on device 1"),
         (("7F0",), "7F0 is in the order of device 0, and its stage does not exist"),

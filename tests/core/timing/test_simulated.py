@@ -140,7 +140,7 @@ def contended_is_simulated(seed):
     walk.best.recompute[::2] = source.random() < 0.3
     walk.evaluate()
     plan, costs = draft(walk)
-    close(walk.step_s, simulate(plan, costs, cluster, memory=False).step_s)
+    close(walk.step_s, simulate(plan, costs, cluster).step_s)
     return walk.step_s > alone_s * 1.001
 
 
