@@ -9,7 +9,7 @@
 NCCL runs the operations of a communicator one after another, in the order in which each rank issued them, and a started
 operation occupies the GPU until its counterpart has started. So every *ordered* pair of ranks has its own communicator,
 in which one rank only sends and the other only receives. Its order is the order of messages; lowering gives both ends
-the same one, and the validator proves it (`match_messages`). With one communicator for both directions 1F1B would
+the same one, and the validator proves it (`queues_of`). With one communicator for both directions 1F1B would
 deadlock, because the two ranks of a pair issue sends and receives in different orders. Different communicators run
 concurrently.
 

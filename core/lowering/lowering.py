@@ -28,7 +28,7 @@ from ..errors import RequestError
 from ..plan.kinds import AFTER_STEP, declarations
 from ..plan.plan import Plan
 from ..policies.end_of_step import optimizer_steps
-from .message_matching import Positions, computed_at
+from .queues import Positions, computed_at
 
 Lowered = tuple[tuple[Action, ...], ...]
 """Per device its actions in the order in which it issues them."""

@@ -2,21 +2,35 @@
 
 Validation, memory, the simulator and its trace all read this form of a plan. The dependencies of each action are found
 here, once; kinds are known by their ``TaskKind`` only (``kinds.py``).
+
+The order of sends and receives is decided in `lowering`. Here each send has the last compute item issued before it, and
+each receive the next compute item after it::
+
+    issued         1RECV_F0<0   1F0   1SEND_F0>2   1RECV_B0<2   1B0
+    compute item                 0                                1
+    message 0F0>1  posted=0, reader=0
+    message 1F0>2                     issued=0
+    message 2B0>1                                  posted=1, reader=1
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from attrs import evolve, frozen
 
-from ..actions import COMM_KINDS, SEND_KINDS, Action, Kind
+from ..actions import SEND_KINDS, Action, Kind
 from ..costs.costs import COMPUTE_SECONDS
 from ..errors import RequestError
 from ..plan.items import Item, Message, Task
 from ..plan.kinds import TaskKind, declarations, task_kinds
 from ..plan.plan import Plan
 from ..policies import end_of_step  # noqa: F401 - declares the kinds of all policies
-from .message_matching import Posted, match_messages, peer_device
+
+Pair = tuple[int, int]
+Posted = dict[Pair, list[tuple[Action, int]]]
+"""Per ordered pair of devices the sends, or the receives, each with the number of compute items issued before it."""
+Positions = dict[tuple[int, int | None], int]
+"""Positions of F, or of B and I, by stage and microbatch."""
 
 
 @frozen
@@ -91,44 +105,109 @@ def _replicated(tasks: Sequence[Task], replicas: int, count: int) -> tuple[Task,
     return tuple(result)
 
 
+def computed_at(actions: Iterable[Action]) -> tuple[Positions, Positions]:
+    """Positions of F, and of B or I: the actions that read messages and compute them."""
+    forward: Positions = {}
+    backward: Positions = {}
+    for position, action in enumerate(actions):
+        kind = action.kind
+        if kind is Kind.F:
+            forward[action.stage, action.microbatch] = position
+        elif kind is Kind.B or kind is Kind.I:
+            backward[action.stage, action.microbatch] = position
+    return forward, backward
+
+
+def sending_pairs(plan: Plan) -> tuple[Pair, ...]:
+    """The ordered pairs of devices between which a step of a plan sends: activations, gradients, and tied weights.
+
+    A tied weight's gradients go to the device of its first stage, and their sum goes back.
+    """
+    where = plan.placement
+    found = {(where[edge.src], where[edge.dst]) for edge in plan.edges}
+    found |= {(where[edge.dst], where[edge.src]) for edge in plan.edges if edge.gradient_bytes > 0}
+    for weight in plan.tied:
+        first = where[weight.stages[0]]
+        found |= {pair for stage in weight.stages for pair in ((first, where[stage]), (where[stage], first))}
+    return tuple(sorted((a, b) for a, b in found if a != b))
+
+
 def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
     """Sort the actions that devices issue into queues.
 
     Args:
         plan: its placement and edges.
-        lowered: per device its actions, from ``lower`` or written by hand; no property of ``lower`` is assumed.
+        lowered: per device its actions, from ``lower``, or written by hand with the same actions (`validate` compares
+            them), of which sends and receives may be elsewhere.
 
     Raises:
-        RequestError: an action is on the wrong device, messages do not match (``match_messages``), or tasks are
-            misplaced (``TaskKind.tasks``).
+        RequestError: the two ends of a queue differ in order; a message is sent before it is computed, or received
+            after its reader.
     """
     sent: Posted = {}
     received: Posted = {}
     compute: list[tuple[Action, ...]] = []
-    kinds = task_kinds()
+    kinds, placement = task_kinds(), plan.placement
     items: dict[TaskKind, list[Item]] = {declaration: [] for declaration in declarations()}
     for device, actions in enumerate(lowered):
         ops: list[Action] = []
-        peers: dict[tuple[int, int | None], int] = {}
         for place, action in enumerate(actions):
             kind = action.kind
             if kind in COMPUTE_SECONDS:
                 ops.append(action)
-            elif kind in COMM_KINDS:
-                stages = action.stage, action.peer
-                if stages not in peers:
-                    peers[stages] = peer_device(plan, device, action)
-                if kind in SEND_KINDS:
-                    sent.setdefault((device, peers[stages]), []).append((action, len(ops) - 1))
-                else:
-                    received.setdefault((peers[stages], device), []).append((action, len(ops)))
-            elif kind in kinds:
+            elif action.peer is None:
                 items[kinds[kind]].append(Item(device, kinds[kind].queue, action, len(ops), place))
+            elif kind in SEND_KINDS:
+                sent.setdefault((device, placement[action.peer]), []).append((action, len(ops) - 1))
             else:
-                raise RequestError(f"device {device} issues {action}: this version cannot run it; remove it")
+                received.setdefault((placement[action.peer], device), []).append((action, len(ops)))
         compute.append(tuple(ops))
-    messages = match_messages(plan, sent, received, compute)
+    ends = {device for pair in sent for device in pair}
+    at = {device: computed_at(actions) for device, actions in enumerate(compute) if device in ends}
+    messages = {pair: _messages(plan, pair, sends, received[pair], at) for pair, sends in sent.items()}
     tasks: list[Task] = []
     for declaration, found in items.items():
         tasks += declaration.tasks(plan, compute, found, tuple(tasks))
     return Queues(tuple(compute), messages, tuple(tasks))
+
+
+def _messages(
+    plan: Plan,
+    pair: Pair,
+    sent: Sequence[tuple[Action, int]],
+    received: Sequence[tuple[Action, int]],
+    at: Mapping[int, tuple[Positions, Positions]],
+) -> list[Message]:
+    """The messages from one device to another, in the order of both ends."""
+    src, dst = pair
+    sizes = {(edge.src, edge.dst): edge for edge in plan.edges}
+    messages: list[Message] = []
+    for (send, issued), (receive, posted) in zip(sent, received, strict=True):
+        forward = send.kind is Kind.SEND_F
+        stage, peer, microbatch = send.stage, send.peer, send.microbatch
+        if (
+            receive.stage != peer
+            or receive.peer != stage
+            or receive.microbatch != microbatch
+            or (receive.kind is Kind.RECV_F) != forward
+        ):
+            raise RequestError(
+                f"message {len(messages)} from device {src} to {dst} is {send} at the sender and {receive} at the "
+                "receiver: both ends have one order; move the receive"
+            )
+        by_stage = 0 if forward else 1
+        if at[src][by_stage][stage, microbatch] > issued:
+            raise RequestError(
+                f"{send} is before the action that computes its tensors: move it after {_compute_of(send)}"
+            )
+        reader = at[dst][by_stage][peer, microbatch]
+        if reader < posted:
+            raise RequestError(f"{receive} is after the action that reads it: move it before {_compute_of(receive)}")
+        size = sizes[stage, peer].bytes if forward else sizes[peer, stage].gradient_bytes
+        messages.append(Message(send, receive, src, dst, size, issued, posted, reader))
+    return messages
+
+
+def _compute_of(action: Action) -> str:
+    kind = "F" if action.kind in (Kind.SEND_F, Kind.RECV_F) else "backward"
+    return f"stage {action.stage}'s {kind} of microbatch {action.microbatch}"

@@ -28,15 +28,14 @@ compute order, so the slots follow from the plan alone, and two slots whose time
 Several layouts are computed, and the smallest is used:
 
 1. slots in the order of their start, each at the lowest offset where it fits;
-2. the same, each in the smallest gap where it fits;
-3. a region for each stage, in which all slots have one size, so that no gaps remain;
-4. if these waste more than ``WASTE``: the slots that are occupied longest first, and those with the largest product of
-   time and bytes first.
+2. a region for each stage, in which all slots have one size, so that no gaps remain;
+3. if these waste more than ``WASTE``: the slots with the largest product of time and bytes first.
 
 So the arena is at most the sum of the stages' peaks, and for one stage exactly the peak.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy
@@ -201,10 +200,9 @@ def host_slots(plan: Plan, device: int) -> HostSlots:
     parts = {each.stage: _parts([storage.bytes for storage in each.storages]) for each in plan.memory.offload}
     slots = _slots(plan, device, {stage: ends[-1] for stage, ends in parts.items()})
     peak = _peak(slots)
-    placed = min((_in_order(slots, _lowest), _in_order(slots, _tightest), _by_stage(slots)), key=_size)
+    placed = min(_in_order(slots), _by_stage(slots), key=itemgetter(0))
     if placed[0] > (1 + WASTE) * peak:
-        placed = min((placed, _largest_first(slots, lambda slot: slot.end - slot.start)), key=_size)
-        placed = min((placed, _largest_first(slots, lambda slot: (slot.end - slot.start) * slot.bytes)), key=_size)
+        placed = min(placed, _largest_first(slots), key=itemgetter(0))
     offsets = {
         (slot.stage, slot.microbatch): tuple(offset + start for start in parts[slot.stage][:-1])
         for slot, offset in zip(slots, placed[1], strict=True)
@@ -243,26 +241,12 @@ def _peak(slots: Sequence[_Slot]) -> int:
     return most
 
 
-Gap = tuple[int, float]
-"""Where a gap between occupied slots starts and ends; the last one has no end."""
 Placed = tuple[int, list[int]]
 """Size of the arena, and the offset of every slot."""
 
 
-def _size(placed: Placed) -> int:
-    return placed[0]
-
-
-def _lowest(gaps: Sequence[Gap]) -> Gap:
-    return gaps[0]
-
-
-def _tightest(gaps: Sequence[Gap]) -> Gap:
-    return min(gaps, key=lambda gap: gap[1] - gap[0])
-
-
-def _in_order(slots: Sequence[_Slot], choose: Callable[[Sequence[Gap]], Gap]) -> Placed:
-    """Place slots in the order of their start, each in one of the gaps between those that are occupied then."""
+def _in_order(slots: Sequence[_Slot]) -> Placed:
+    """Place slots in the order of their start, each in the lowest gap between those that are occupied then."""
     offsets: list[int] = []
     size = 0
     occupied: list[tuple[int, int, int]] = []  # offset, its end, the position at which it is free again; by offset
@@ -270,8 +254,7 @@ def _in_order(slots: Sequence[_Slot], choose: Callable[[Sequence[Gap]], Gap]) ->
         occupied = [each for each in occupied if each[2] > slot.start]
         starts = [0, *(end for _, end, _ in occupied)]
         ends = [*(offset for offset, _, _ in occupied), float("inf")]
-        gaps = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a >= slot.bytes]
-        offset = choose(gaps)[0]
+        offset = next(a for a, b in zip(starts, ends, strict=True) if b - a >= slot.bytes)
         offsets.append(offset)
         occupied.append((offset, offset + slot.bytes, slot.end))
         occupied.sort()
@@ -285,18 +268,19 @@ def _by_stage(slots: Sequence[_Slot]) -> Placed:
     base = 0
     for stage in sorted({slot.stage for slot in slots}):
         own = [slot for slot in slots if slot.stage == stage]
-        size, inside = _in_order(own, _lowest)
+        size, inside = _in_order(own)
         offsets.update(zip(own, (base + offset for offset in inside), strict=True))
         base += size
     return base, [offsets[slot] for slot in slots]
 
 
-def _largest_first(slots: Sequence[_Slot], measure: Callable[[_Slot], int]) -> Placed:
-    """Place slots from the largest measure down, each at the lowest offset that is free over all of its time."""
+def _largest_first(slots: Sequence[_Slot]) -> Placed:
+    """Place slots from the largest product of time and bytes down, each at the lowest offset that is free over all of
+    its time."""
     starts, ends, sizes = (numpy.array(column) for column in list(zip(*slots, strict=True))[2:])
     offsets = numpy.zeros(len(slots), dtype=numpy.int64)
     placed = numpy.zeros(len(slots), dtype=bool)
-    for number in sorted(range(len(slots)), key=lambda number: -measure(slots[number])):
+    for number in numpy.argsort(-(ends - starts) * sizes, kind="stable").tolist():
         other = numpy.flatnonzero(placed & (starts < ends[number]) & (ends > starts[number]))
         other = other[numpy.argsort(offsets[other], kind="stable")]
         free = numpy.maximum.accumulate(numpy.append(0, offsets[other] + sizes[other]))  # from here up to the next one

@@ -129,17 +129,22 @@ def check_resources(checked: CheckedActions, memory_limits: Sequence[float] | No
 
 
 def _check_placed(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
-    """Check that lists given by hand have, apart from sends and receives, what lowering issues, in its order."""
+    """Check that lists given by hand have the actions of lowering, in its order apart from sends and receives."""
     if len(lowered) != plan.devices:
         raise RequestError(f"there are {len(lowered)} lowered lists for {plan.devices} devices: give one for each")
-    for device, lists in enumerate(zip(lowered, lower(plan), strict=True)):
-        found, wanted = ([action for action in own if action.kind not in COMM_KINDS] for own in lists)
+    for device, (given, own) in enumerate(zip(lowered, lower(plan), strict=True)):
+        found, wanted = ([action for action in each if action.kind not in COMM_KINDS] for each in (given, own))
         for here, there in zip_longest(found, wanted) if found != wanted else ():
             if here != there:
                 raise RequestError(
                     f"device {device} issues {here or 'nothing'} where the plan has {there or 'nothing'}: between "
                     "sends and receives a list has what lowering places, in its order"
                 )
+        more, fewer = Counter(given) - Counter(own), Counter(own) - Counter(given)
+        if more or fewer:
+            action = next(iter(more or fewer))
+            what = f"{action}, which the plan does not have, or twice: remove it" if more else f"no {action}: add it"
+            raise RequestError(f"device {device} issues {what}")
 
 
 def _run_alone(plan: Plan, queues: Queues) -> tuple[Engine, bool]:

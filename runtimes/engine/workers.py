@@ -8,7 +8,7 @@ import torch
 from attrs import evolve
 
 from ...core.logs import set_thread
-from ...core.lowering.message_matching import sending_pairs
+from ...core.lowering.queues import sending_pairs
 from ...core.plan.plan import Plan
 from ...core.trace.trace import MemorySample, Trace
 from ..devices.compute import compute_queue

@@ -24,7 +24,7 @@ from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import Cut, cut_of
 from ...core.capture.export.step import capture_step
 from ...core.errors import RequestError
-from ...core.lowering.message_matching import sending_pairs
+from ...core.lowering.queues import sending_pairs
 from ...core.plan.plan import Plan
 from ..batch.example import Example
 from ..batch.shapes import Shapes

@@ -16,7 +16,7 @@ from panpipe.backends.registry import find_backend
 from panpipe.core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Kind
 from panpipe.core.errors import RequestError
 from panpipe.core.lowering.lowering import lower
-from panpipe.core.lowering.message_matching import sending_pairs
+from panpipe.core.lowering.queues import sending_pairs
 from panpipe.core.plan.plan import TiedWeight
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families

@@ -58,7 +58,7 @@ def test_validate_of_a_schedule_file(text, write, capsys):
         (("schedule.csv", "0F0,0B0\n1F0,0F1\n"), 2, "a stage has one device"),
         (("schedule.csv", "0F0,0B0,0F1\n"), 2, "stage 0 has no backward for microbatch 1"),
         (("schedule.csv", "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"), 2, "the plan deadlocks: "),
-        (("schedule.csv", "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n"), 2, "0SEND_F0>1 has no counterpart"),
+        (("schedule.csv", "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n"), 2, "device 1 issues no 1RECV_F0<0: add it"),
         (("plan.json", plan_json(TOO_LARGE)), 3, "device 0 holds 207 bytes at 0F1 and has 150: 57 too many"),
     ],
 )

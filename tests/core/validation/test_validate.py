@@ -51,7 +51,7 @@ def test_lowered_lists_are_checked_themselves():
     with pytest.raises(RequestError, match="1 lowered lists for 2 devices"):
         validate(PLAN, lowered=lowered[:1])
     without = tuple(action for action in lowered[1] if action != Action(1, Kind.RECV_F, 1, 0))
-    with pytest.raises(RequestError, match="0SEND_F1>1 has no counterpart"):
+    with pytest.raises(RequestError, match="device 1 issues no 1RECV_F1<0: add it"):
         validate(PLAN, lowered=[lowered[0], without])
 
 
