@@ -76,7 +76,7 @@ def run_contended(  # noqa: PLR0915 - its parts are inner functions, which share
     finish[:], free[:], position[:], left_s[:] = -1.0, 0.0, 0, work
     summed[:], queue[:] = 0.0, 0.0
     _fill_where(orders, lengths, scratch.where)
-    messages = all_messages(orders, lengths, count, placement, costs, scratch)
+    messages = all_messages(orders, lengths, count, placement, costs, scratch.where)
     begins, issued, posted, sizes = messages.begins, messages.issued, messages.posted, messages.size
     sources, readers = messages.source, messages.reader
     pending, arrived, whys = messages.pending, messages.arrived, messages.why
@@ -248,82 +248,48 @@ class Messages(NamedTuple):
 
 
 @njit()
-def _by_source(first: Any, sources: Any, stages: int) -> tuple[Any, Any, Any]:
-    """The edges by their source: offsets, the reader of each, and its number among the edges by reader."""
-    begins = np.zeros(stages + 1, dtype=np.int64)
-    total = first[stages]
-    for e in range(total):
-        begins[sources[e] + 1] += 1
-    for s in range(stages):
-        begins[s + 1] += begins[s]
-    at = begins.copy()
-    readers, numbers = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
-    for s in range(stages):
-        for e in range(first[s], first[s + 1]):
-            readers[at[sources[e]]], numbers[at[sources[e]]] = s, e
-            at[sources[e]] += 1
-    return begins, readers, numbers
-
-
-@njit()
-def _count_messages(first: Any, sources: Any, placement: Any, count: int, devices: int, sizes: Any) -> None:
-    """Add the messages of some edges to ``sizes``, by pair + 1."""
-    for s in range(placement.shape[0]):
-        for e in range(first[s], first[s + 1]):
-            a, b = placement[sources[e]], placement[s]
-            if a != b:
-                sizes[a * devices + b + 1] += count
-
-
-@njit()
-def _send(m: int, i: int, source: int, reader: int, read_at: int, size: float, messages: Any) -> None:
-    """Fill in message ``m``; its receive is not placed yet."""
-    messages.issued[m], messages.posted[m], messages.source[m] = i, read_at, source
-    messages.reader[m], messages.size[m] = reader, size
-    messages.pending[reader] += 1
-
-
-@njit()
-def all_messages(orders: Any, lengths: Any, count: int, placement: Any, costs: Any, scratch: Any) -> Any:
-    """The messages of coded orders; ``scratch.where`` has the position of every action."""
-    devices, stages, where = orders.shape[0], placement.shape[0], scratch.where
-    begins = np.zeros(devices * devices + 1, dtype=np.int64)
-    _count_messages(costs.forward_first, costs.forward_from, placement, count, devices, begins)
-    _count_messages(costs.back_first, costs.back_from, placement, count, devices, begins)
+def all_messages(orders: Any, lengths: Any, count: int, placement: Any, costs: Any, where: Any) -> Any:
+    """The messages of coded orders; ``where`` has the position of every action."""
+    devices, stages = orders.shape[0], placement.shape[0]
+    most, number = count * (costs.forward_first[stages] + costs.back_first[stages]), 0
+    pairs, issued, posted = (
+        np.empty(most, dtype=np.int64),
+        np.empty(most, dtype=np.int64),
+        np.empty(most, dtype=np.int64),
+    )
+    sources, readers, sizes = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64), np.empty(most)
+    pending, begins = np.zeros(2 * stages * count, dtype=np.int64), np.zeros(devices * devices + 1, dtype=np.int64)
+    for back in range(2):
+        kind = INPUT if back else FORWARD
+        first, edge_from = (costs.back_first, costs.back_from) if back else (costs.forward_first, costs.forward_from)
+        edge_bytes = costs.back_bytes if back else costs.forward_bytes
+        for stage in range(stages):
+            for e in range(first[stage], first[stage + 1]):
+                pair = placement[edge_from[e]] * devices + placement[stage]
+                if pair % (devices + 1) == 0:  # of one device
+                    continue
+                for microbatch in range(count):
+                    source, place = KINDS * (edge_from[e] * count + microbatch) + kind, stage * count + microbatch
+                    pairs[number], issued[number], sources[number] = pair, where[source], source
+                    posted[number], readers[number] = where[KINDS * place + kind], 2 * place + back
+                    sizes[number] = edge_bytes[e]
+                    pending[2 * place + back] += 1
+                    begins[pair + 1] += 1
+                    number += 1
     for pair in range(devices * devices):
         begins[pair + 1] += begins[pair]
-    total, fill, readers = begins[devices * devices], begins.copy(), 2 * stages * count
-    messages = Messages(
-        begins, np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64),
-        np.empty(total, dtype=np.int64), np.empty(total), np.zeros(readers, dtype=np.int64), np.zeros(readers),
-        np.full(readers, UNKNOWN, dtype=np.int64),
-    )  # fmt: skip
-    to_first, to_reader, to_edge = _by_source(costs.forward_first, costs.forward_from, stages)
-    back_first, back_reader, back_edge = _by_source(costs.back_first, costs.back_from, stages)
-    for d in range(devices):
-        for i in range(lengths[d]):
-            code = orders[d, i]
-            place, stage = code >> 2, scratch.stage_of[code >> 2]
-            if code & 3 == FORWARD:
-                for e in range(to_first[stage], to_first[stage + 1]):
-                    pair, other = d * devices + placement[to_reader[e]], place + (to_reader[e] - stage) * count
-                    if pair != d * devices + d:
-                        _send(fill[pair], i, code, 2 * other, where[KINDS * other], costs.forward_bytes[to_edge[e]],
-                              messages)  # fmt: skip
-                        fill[pair] += 1
-            elif code & 3 != WEIGHT:
-                for e in range(back_first[stage], back_first[stage + 1]):
-                    pair, other = d * devices + placement[back_reader[e]], place + (back_reader[e] - stage) * count
-                    if pair != d * devices + d:
-                        _send(fill[pair], i, KINDS * place + INPUT, 2 * other + 1, where[KINDS * other + INPUT],
-                              costs.back_bytes[back_edge[e]], messages)  # fmt: skip
-                        fill[pair] += 1
+    # In the order of sends; those of one action are in the order of their readers.
+    order = np.argsort(pairs[:number] * (orders.shape[1] + 1) + issued[:number], kind="mergesort")
+    posted = posted[order]
     for pair in range(devices * devices):
         first_reader = lengths[pair % devices]
         for m in range(begins[pair + 1] - 1, begins[pair] - 1, -1):
-            first_reader = min(first_reader, messages.posted[m])
-            messages.posted[m] = max(0, first_reader - PREFETCH)
-    return messages
+            first_reader = min(first_reader, posted[m])
+            posted[m] = max(0, first_reader - PREFETCH)
+    return Messages(
+        begins, issued[order], posted, sources[order], readers[order], sizes[order], pending,
+        np.zeros(2 * stages * count), np.full(2 * stages * count, UNKNOWN, dtype=np.int64),
+    )  # fmt: skip
 
 
 class LinkArrays(NamedTuple):
