@@ -103,9 +103,11 @@ def test_untraced_regions_train_over_ranks_and_shapes(two):
 
 def test_ranks_change_shapes_together(two):
     first, second = two["shapes"]
+    assert [first["here"], second["here"]] == [False, True]  # rows that are not wanted everywhere are of the last stage
     for found in (first, second):
         assert found["distance"] < 1e-9
         assert found["afterwards"] < 1e-9
+        assert "is in another mode on rank 1 than on rank 0" in found["mode"]
     said = [text.split(" (")[0].split(":")[0] for text in first["said"]]
     assert {*said} <= {"microbatches of a new shape"}  # no third one of the two that are kept: sizes are symbols
     assert second["said"] == []

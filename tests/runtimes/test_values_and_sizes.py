@@ -21,8 +21,8 @@ from panpipe.runtimes.weights import weights_from
 from torch import nn
 from torch.nn import functional as F
 
+from ..laws.programs import sgd
 from ..support.cuts import even_plan
-from ..support.programs.changing import sgd
 from ..support.registry import Registry
 
 WIDTH, ROWS, MICROBATCHES = 4, 8, 2

@@ -1,6 +1,5 @@
 """Forwards alone: the loss and the rows of one process to the last bit, nothing saved, and training none the wiser."""
 
-import dataclasses
 import json
 import warnings
 
@@ -12,19 +11,16 @@ from panpipe.cli import main
 from panpipe.core.actions import Kind
 from panpipe.core.capture.graph.storages import StorageMeter
 from panpipe.core.cluster.cluster import fully_connected
-from panpipe.core.errors import RequestError, WorkerError
+from panpipe.core.errors import RequestError
 from panpipe.core.lowering.derive import forward_only
 from panpipe.core.plan.plan import Prediction, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.core.trace.perfetto_reader import read_trace
-from panpipe.runtimes.diagnose.parity import reference_step
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from ...support.cuts import captured, even_plan
-from ...support.launch import results
 from ...support.models import CASES, PYTHON, TinyGPT, gpt_step, weighted_step
 from ...support.plans import UNIT
 from ...support.programs.evaluation import joined_alone, loss_alone, state
@@ -79,26 +75,6 @@ def test_evaluation_does_not_change_later_training():
         evaluated.forward(case.batch(5, F32), logits)
         for pipe in (evaluated, untouched):
             pipe.step(case.batch(rows, F32))
-    assert not unequal(state(evaluated._session.model), state(untouched._session.model))
-
-
-@pytest.mark.slow
-def test_evaluation_keeps_accumulated_gradients():
-    (evaluated, _), (untouched, _) = (pipeline_of(WEIGHTED, 8, 4, optimizer=SGD, clip_norm=0.05) for _ in range(2))
-    for pipe in (evaluated, untouched):
-        pipe.step(tokens(8), update=False)
-    held = state(evaluated._session.model)
-    assert any(name.endswith("gradient") for name in held)
-    evaluated._session.model.eval()
-    evaluated.evaluate(tokens(6))
-    with pytest.raises(WorkerError, match="out of range"):
-        evaluated.evaluate(tokens(8, 17))  # more than there are positions: known when it runs
-    evaluated.evaluate(tokens(6))
-    assert not unequal(held, state(evaluated._session.model))
-    evaluated._session.model.train()
-    for pipe in (evaluated, untouched):
-        pipe.step(tokens(6))
-    assert evaluated.metrics.grad_norm == untouched.metrics.grad_norm
     assert not unequal(state(evaluated._session.model), state(untouched._session.model))
 
 
@@ -275,97 +251,3 @@ def test_evaluation_warns_once_of_new_shapes_and_keeps_a_few_functions(monkeypat
     for _ in range(5):
         pipe.forward(tokens(8), lambda model, batch: model(batch["x"]))
     assert len(list(pipe._trainer.evaluator._kept)) == 4
-
-
-# Batches, and stages with several inputs and outputs
-
-
-@dataclasses.dataclass
-class Words:
-    """A batch of a class of the user's."""
-
-    left: torch.Tensor
-    right: torch.Tensor
-    mask: torch.Tensor | None
-    name: str
-    factor: float
-
-
-pytree.register_dataclass(Words)
-
-
-class Towers(nn.Module):
-    """Two towers that meet at the end, and a skip over both."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = (nn.ModuleList(nn.Linear(8, 8) for _ in range(3)) for _ in range(2))
-        self.join = nn.Bilinear(8, 8, 8)
-
-    def forward(self, left, right):
-        x, y = start = left, right
-        for one, other in zip(self.left, self.right, strict=True):
-            x, y = torch.tanh(one(x)), torch.sigmoid(other(y))
-        return self.join(x, y) + start[0], x * start[1]
-
-
-def towers_step(model, batch):
-    joined, gated = model(batch.left, batch.right)
-    if batch.mask is not None:
-        joined = joined * batch.mask[:, None]
-    loss = (joined - gated).square().mean() * batch.factor
-    return loss, {"joined": joined.detach().mean(), "gated": gated.detach().amax(1), "name": len(batch.name)}
-
-
-def words(rows, dtype=F32, mask=True):
-    left, right = torch.randn(2, rows, 8, generator=torch.Generator().manual_seed(rows))
-    return Words(left, right, torch.linspace(0, 1, rows) if mask else None, "words", 2.0)
-
-
-@pytest.mark.parametrize(("devices", "schedule"), [(4, "zb-h1"), pytest.param(2, "v-min", marks=pytest.mark.slow)])
-def test_batches_of_any_nesting_and_stages_of_several_inputs_and_outputs(devices, schedule):
-    case = case_of(Towers, towers_step, words)
-    options = {"schedule_name": schedule, "chunks": 1 + schedule.startswith("v")}
-    pipe, alone = pipeline_of(case, 8, 4, devices, plan_options=options, optimizer=SGD)
-    loss = pipe.step(words(8))
-    optimizer = SGD(alone.parameters())
-    assert torch.equal(loss, reference_step(alone, towers_step, words(8), microbatches=4, seed=3))
-    optimizer.step()
-    for (name, mine), theirs in zip(pipe._session.model.named_parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7, msg=name)
-    assert set(pipe.metrics) == {"joined", "gated", "name"}
-    assert pipe.metrics["name"] == 5
-    alone.load_state_dict(pipe._session.model.state_dict())
-    for batch in (words(8), words(5), words(8, mask=False)):
-        assert torch.equal(pipe.evaluate(batch), loss_alone(alone, towers_step, batch, 4))
-        whole = towers_step(alone, batch)[1]
-        assert pipe.metrics["joined"] == pytest.approx(whole["joined"].item(), abs=1e-6)
-        assert pipe.metrics["gated"] == pytest.approx(whole["gated"].mean().item(), abs=1e-6)
-    both = pipe.forward(words(6), lambda model, batch: model(batch.left, batch.right))
-    wanted = joined_alone(alone, lambda model, batch: model(batch.left, batch.right), words(6), 4)
-    assert all(map(torch.equal, both, wanted))
-
-
-# Ranks
-
-
-@pytest.mark.slow
-def test_ranks_evaluate_like_one_process(tmp_path):
-    for rank, found in enumerate(results("evaluation", tmp_path)):
-        assert found["losses"] == found["wanted"]
-        assert found["equal"] == [True, True]
-        assert found["here"] == [rank == 1, True]
-        assert found["unequal"] == []
-        assert found["afterwards"] < 1e-9
-        assert "is in another mode on rank 1 than on rank 0" in found["refused"]
-
-
-@pytest.mark.slow
-def test_replicas_evaluate_like_one_process_on_all_their_batches(tmp_path):
-    found = results("evaluation_of_replicas", tmp_path, 4, MESH="pp=2,dp=2")
-    assert len({(one["loss"], one["other"]) for one in found}) == 1
-    for one in found:
-        assert one["loss"] == pytest.approx(one["wanted"], abs=1e-12)
-        assert one["other"] == pytest.approx(one["other wanted"], abs=1e-12)
-        assert one["rows"]
-        assert one["unequal"] == []

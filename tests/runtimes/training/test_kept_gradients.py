@@ -10,10 +10,11 @@ from panpipe.runtimes.microbatches import split_batch
 from torch import nn
 from torch.nn import functional as F
 
+from ...laws.programs import WIDTH, sgd, vectors
 from ...support.cuts import even_plan
-from ...support.programs.changing import WIDTH, batches, sgd
 
-BATCHES = batches((4,) * 4)
+GENERATOR = torch.Generator().manual_seed(7)
+BATCHES = [vectors(4, GENERATOR) for _ in range(4)]
 
 
 class Tied(nn.Module):

@@ -2,19 +2,15 @@
 
 import functools
 import json
-import threading
-import weakref
 
 import panpipe
 import pytest
 import torch
-from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.profile import measured_cluster, operator_profile
+from panpipe.runtimes.profile import measured_cluster
 from panpipe.runtimes.session import Session
 from panpipe.runtimes.trainer import Trainer
 from panpipe.runtimes.update.training import Training
@@ -62,15 +58,6 @@ def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
 # Empty models
 
 
-def test_empty_weights_applies_to_its_own_thread_only():
-    made = []
-    with panpipe.empty_weights():
-        thread = threading.Thread(target=lambda: made.append(nn.Linear(2, 2)))
-        thread.start()
-        thread.join()
-    assert not made[0].weight.is_meta
-
-
 # Initialisation
 
 
@@ -98,16 +85,6 @@ def test_a_tied_weight_is_initialised_once_by_the_module_of_its_first_name():
     assert pipe._session.model.head.weight is pipe._session.model.embedding.weight
     alone = empty()
     assert torch.equal(pipe._session.model.embedding.weight, filled(alone, ["embedding.weight"])["embedding.weight"])
-
-
-def test_user_function_initialises():
-    def init(module: nn.Module) -> None:
-        for parameter in module.parameters(recurse=False):
-            nn.init.normal_(parameter, std=0.5)
-
-    found = [values(pipeline(empty(), devices=devices, weights=init)._session.model) for devices in (2, 3)]
-    assert_equal(found[0], found[1])
-    assert found[0]["blocks.0.up.weight"].std() == pytest.approx(0.5, rel=0.1)
 
 
 def test_attention_and_recurrence_initialise_as_their_constructors_do():
@@ -160,39 +137,6 @@ def test_pipeline_has_no_memory_for_parameters_until_values_are_loaded():
     assert min(storages(pipe)) > 0
     first = pipe.step(case.batch(8, F32)).item()
     assert first == pipeline(empty(), plan=plan, optimizer=torch.optim.AdamW).step(case.batch(8, F32)).item()
-
-
-def test_operators_are_measured_with_no_more_parameters_than_one_reads(monkeypatch):
-    case, model = CASES[GPT], empty()
-    piece = split_batch(case.batch(8, F32), 4)[0]
-    operators = operators_of(capture_step(model, case.step, {n: v[:2] for n, v in case.batch(8, F32).items()}))
-    alive, most = weakref.WeakSet(), 0
-    make = operator_profile.stand_in_for
-
-    def counted(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        nonlocal most
-        made = make(tensor, device)
-        alive.add(made.untyped_storage())
-        most = max(most, len(alive))
-        return made
-
-    monkeypatch.setattr(operator_profile, "stand_in_for", counted)
-    parameters = dict(model.named_parameters())
-    graph = operator_profile.profile_operators(operators, parameters, {}, piece.leaves)
-    assert 0 < most <= max(len(node.parameters) for node in graph.nodes)
-    real = case.model(F32)
-    known = operator_profile.profile_operators(operators, dict(real.named_parameters()), {}, piece.leaves)
-    assert [node.saved_bytes for node in graph.nodes] == [node.saved_bytes for node in known.nodes]
-
-
-def test_an_automatic_plan_of_an_empty_model_trains_like_its_file():
-    case = CASES[CONV]
-    options = {"optimizer": torch.optim.SGD, "microbatches": 4, "seed": 7}
-    pipe = panpipe.pipeline(empty(CONV), case.step, case.batch(8, F32), **grouped(max_chunks=1, **options))
-    again = pipeline(empty(CONV), CONV, plan=pipe.plan, optimizer=torch.optim.SGD)
-    assert [pipe.step(case.batch(8, F32)).item() for _ in range(3)] == [
-        again.step(case.batch(8, F32)).item() for _ in range(3)
-    ]
 
 
 def test_planning_stays_within_the_memory_limit(monkeypatch):

@@ -54,7 +54,6 @@ from tests.support.models import CASES, PYTHON
 from tests.support.offloading import all_away
 from tests.support.parity import OPTIMIZER, PLANS, SOME, build, distance
 from tests.support.programs import captured_graphs
-from tests.support.programs.evaluation import joined_alone, loss_alone, state
 from tests.support.programs.offload_features import FEATURES, compared
 from tests.support.programs.optimizing import on_mesh
 from tests.support.programs.shapes import Pair, tokens
@@ -66,7 +65,6 @@ from tests.support.ranks.replanning import CHANGES, moved_and_not, moved_while_s
 from tests.support.ranks.replicas import Trained, batches
 from tests.support.ranks.scaling_ranks import LOWER, TAPPED, in_bfloat16, refusal, scaled, step_apart
 from tests.support.ranks.teams import pipeline_on, prepare
-from tests.support.training import unequal
 
 GPT = CASES["tied gpt with dropout"]
 
@@ -289,7 +287,11 @@ def shapes(team):
     except Exception as failure:
         found["failure"] = f"{type(failure).__name__}: {failure}"
     panpipe.runtimes.batch.shapes.compile_possibly_empty = compile_possibly_empty
-    return {**found, "afterwards": pair.distance([tokens(8)])}
+    found["afterwards"] = pair.distance([tokens(8)])
+    rows = pair.pipe.forward(tokens(8), lambda model, batch: model(batch["x"]), everywhere=False)
+    found["here"] = rows is not None
+    pair.pipe._session.model.blocks.train(team.local == (1,))
+    return {**found, "mode": refusal(lambda: pair.pipe.evaluate(tokens(8)))}
 
 
 @captures((PYTHON, torch.float64, 6, 3))
@@ -301,70 +303,6 @@ def python(team):
         found = [pair.distance([PYTHON.batch(rows, torch.float64)]) for rows in (6, 5, 2, 6)]
     regions = pair.pipe._trainer.prepared.shapes.latest.operators.step.regions
     return {"distance": found, "regions": sorted(regions), "metrics": dict(pair.pipe.metrics)}
-
-
-@captures((GPT, torch.float64, 8, 4))
-def evaluation(team):
-    """Evaluation and rows on ranks, compared with one process; then rank 1 forgets eval()."""
-    case = CASES["tied gpt with dropout"]
-    pair = Pair(team, case, 8, 4)
-    pipe, alone = pair.pipe, pair.alone
-    for model in (pipe._session.model, alone):
-        model.eval()
-    pipe.evaluate(tokens(8))
-    before = state(pipe._session.model)
-    batches = [tokens(8), tokens(3), tokens(6, 7)]
-
-    def logits(model, batch):
-        return model(batch["x"]), batch["x"]
-
-    found = {
-        "losses": [pipe.evaluate(batch).item() for batch in batches],
-        "wanted": [loss_alone(alone, case.step, batch, 4).item() for batch in batches],
-        "equal": [
-            all(map(torch.equal, pipe.forward(batch, logits), joined_alone(alone, logits, batch, 4)))
-            for batch in batches[:2]
-        ],
-    }
-    alone_here = pipe.forward(tokens(8), lambda model, batch: model(batch["x"]), everywhere=False)
-    traced, _ = pipe.trace_step(tokens(8), evaluate=True)
-    found["here"] = [alone_here is not None, traced.item() == found["losses"][0]]
-    found["unequal"] = unequal(before, state(pipe._session.model))
-    pipe._session.model.blocks.train(team.local == (1,))
-    try:
-        pipe.evaluate(tokens(8))
-    except panpipe.RequestError as refusal:
-        found["refused"] = str(refusal)
-    pipe._session.model.train()
-    alone.train()
-    found["afterwards"] = pair.distance([tokens(8), tokens(3)])
-    return found
-
-
-@captures((CASES["token-weighted"], torch.float64, 4, 2), (GPT, torch.float64, 4, 2))
-def evaluation_of_replicas(team):
-    """Evaluation over replicas, with batches of other sizes, compared with one process on all of them."""
-    case = CASES["token-weighted"]
-    trained = Trained(team, case, 4, 2)
-    plain = Trained(team, CASES["tied gpt with dropout"], 4, 2)
-    for each in (trained, plain):
-        each.pipe._session.model.eval()
-        each.alone.eval()
-    before, found = state(trained.pipe._session.model), {}
-    for key, each, rows in (("loss", trained, [4, 4]), ("other", plain, [3, 4])):
-        parts = batches(each.case, team.replicas, rows)
-        found[key] = each.pipe.evaluate(parts[team.replica]).item()
-        with torch.no_grad():
-            whole = each.case.step(each.alone, batches(each.case, 1, [sum(rows)])[0])
-        found["wanted" if key == "loss" else "other wanted"] = (whole[0] if isinstance(whole, tuple) else whole).item()
-
-    def logits(model, batch):
-        return model(batch["x"])
-
-    mine = parts[team.replica]
-    found["rows"] = torch.equal(plain.pipe.forward(mine, logits), joined_alone(plain.alone, logits, mine, 2))
-    found["unequal"] = unequal(before, state(trained.pipe._session.model))
-    return found
 
 
 @captures((GPT, torch.float32, 8, 4))

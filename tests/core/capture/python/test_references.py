@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ....support.programs.changing import Program, difference, names_a_line, refusal
+from ....laws.programs import Program, difference, names_a_line, refusal
 from ....support.registry import Registry
 
 SIZES = (4, 4)

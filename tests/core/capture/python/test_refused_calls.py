@@ -8,7 +8,7 @@ from panpipe.core.errors import RequestError
 from torch import nn
 from torch.nn import functional as F
 
-from ....support.programs.changing import names_a_line
+from ....laws.programs import names_a_line
 
 
 class Chooses(nn.Module):
