@@ -14,7 +14,7 @@ import cattrs
 from cattrs.errors import IterableValidationError, IterableValidationNote
 
 from .actions import Action, parse_action
-from .errors import RequestError
+from .errors import RequestError, printed
 from .files.json_reader import parse_json
 from .files.limits import DOCUMENT, LARGEST_FLOAT, LARGEST_INTEGER, LONGEST_TEXT, SMALLEST_FLOAT, Limits, short
 from .files.read import read_text
@@ -160,7 +160,8 @@ def from_plain(data: object, format_name: str, kind: type[T], origin: str) -> T:
 def reasons(error: Exception, path: str) -> str:
     """Why data was refused, in one line: the first three reasons, each with its place below ``path``."""
     found = cattrs.transform_error(error, path=path, format_exception=_reason)[:MOST_REASONS]
-    return "; ".join(reason if len(reason) <= 500 else f"{reason[:500]}…" for reason in found)
+    texts = (printed(RequestError(reason)) for reason in found)  # an unknown key may have control characters
+    return "; ".join(text if len(text) <= 500 else f"{text[:500]}…" for text in texts)
 
 
 def _reason(error: BaseException, kind: type | None) -> str:

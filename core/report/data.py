@@ -365,7 +365,7 @@ def _hosts(plan: Plan | None, traces: Sequence[Trace]) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for device in devices:
         host = cluster.host_of(device)
-        unused = {"name": host.name, "devices": [], "limit": host.memory_bytes, "arena": 0}
+        unused: dict[str, Any] = {"name": host.name, "devices": [], "limit": host.memory_bytes, "arena": 0}
         own = found.setdefault(host.name, unused)
         own["devices"].append(device)
         own["arena"] += host_slots(plan, device % plan.devices).bytes

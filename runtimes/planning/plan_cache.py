@@ -21,7 +21,7 @@ from attrs import evolve, field, frozen
 from ...core.cluster.cluster import cluster_json
 from ...core.documents import read_document, to_json
 from ...core.errors import PanpipeError, RequestError, in_a_line
-from ...core.files.limits import DOCUMENT
+from ...core.files.limits import LONGEST_TEXT
 from ...core.files.write import replace_file
 from ...core.plain_data import exchanged
 from ...core.plan.plan import Plan, check_possible_times
@@ -206,7 +206,7 @@ def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
 def _text(value: Any) -> str:
     """The repr; of one that a JSON file of panpipe cannot hold (torch breaks lines in it), a digest."""
     text = repr(value)
-    return text if text.isprintable() and len(text) <= DOCUMENT.text else _digest(text)
+    return text if text.isprintable() and len(text) <= LONGEST_TEXT else _digest(text)
 
 
 def _machines(planning: Planning) -> list[tuple[str, int]]:
