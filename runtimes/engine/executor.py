@@ -29,7 +29,7 @@ from ...core.trace.trace import COMPUTE_QUEUE
 from ..devices.compute import ComputeQueue
 from ..devices.heap import GrowingHeap
 from ..offload.device_offload import DeviceOffload
-from ..programs.linked_stage import LinkedStage
+from ..programs.stage_run import StageRun
 from ..programs.valid_values import ValidValues
 from ..update.stage_state import StageState
 from ..update.update import Ending, Update
@@ -63,7 +63,7 @@ class BoundActions:
     compute: Sequence[Instruction]
     update: Sequence[Instruction]
     states: Sequence[StageState]
-    runs: Sequence[Mapping[int, LinkedStage]]
+    runs: Sequence[Mapping[int, StageRun]]
     reads: Sequence[Sequence[int]]
     forward_only: bool = False
     first_run: bool = True
@@ -77,8 +77,8 @@ class Wrapping(Protocol):
     """Puts other stages in the place of a device's own, such as ones that replay captured graphs (`step_graphs`)."""
 
     def wrap(
-        self, runs: Sequence[Mapping[int, LinkedStage]]
-    ) -> tuple[Sequence[Mapping[int, LinkedStage]], Callable[[Sequence[Instruction]], Prepare | None]]:
+        self, runs: Sequence[Mapping[int, StageRun]]
+    ) -> tuple[Sequence[Mapping[int, StageRun]], Callable[[Sequence[Instruction]], Prepare | None]]:
         """The stages of each microbatch, and what returns the preparation of a step from their instructions."""
 
     def alone(self) -> AbstractContextManager[Any]:
@@ -120,7 +120,7 @@ class Executor:
     def bind(
         self,
         lowered: LoweredPlan,
-        runs: Sequence[Mapping[int, LinkedStage]],
+        runs: Sequence[Mapping[int, StageRun]],
     ) -> BoundActions:
         """Bind a plan's actions to the tensors that they read and write.
 

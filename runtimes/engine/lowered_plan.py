@@ -24,7 +24,7 @@ from ...core.policies.replicas import collectives
 from ...core.timing.engine import AheadLimit
 from ...core.validation.backpressure import choose_ahead_limit
 from ...core.validation.validate import check_actions, check_resources
-from ..programs.linked_stage import Layout
+from ..programs.compiled import Layout
 
 _COLLECTIVES = (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
 MessagePairs = frozenset[tuple[int, int, bool]]

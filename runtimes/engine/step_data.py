@@ -14,7 +14,7 @@ All copies before the first launch would let the device wait for the host.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
@@ -25,6 +25,7 @@ from ...core.actions import Action
 from ...core.capture.graph.storages import StorageMeter
 from ...core.plain_data import exchanged
 from ..devices.compute import ComputeQueue
+from ..microbatches import Microbatch
 from ..update.update import Ending, Update
 from .messages import Transport
 
@@ -49,14 +50,6 @@ def peaks_of(outputs: Sequence[Tensor]) -> list[Tensor | None]:
     return found
 
 
-class Leaves(Protocol):
-    """The part of a microbatch that the executor uses."""
-
-    @property
-    def leaves(self) -> tuple[Any, ...]:
-        """The batch's leaves, with the microbatch's rows."""
-
-
 @define
 class StepInputs:
     """The inputs of one step.
@@ -73,7 +66,7 @@ class StepInputs:
             record need not keep it.
     """
 
-    microbatches: Sequence[Leaves]
+    microbatches: Sequence[Microbatch]
     keys: Sequence[Tensor]
     seeds: Tensor
     weights: Sequence[str | None]
@@ -159,7 +152,7 @@ class LeafLoader:
     """
 
     queue: ComputeQueue
-    microbatches: Sequence[Leaves]
+    microbatches: Sequence[Microbatch]
     reads: Sequence[Sequence[int]]
     _leaves: list[tuple[Any, ...]] = field(factory=list, init=False)
     _loaded: dict[int, Any] = field(factory=dict, init=False)

@@ -38,7 +38,6 @@ from ..programs.graphs.graphed_stage import (
     UngraphedStage,
     WatchedStorages,
 )
-from ..programs.linked_stage import LinkedStage
 from ..programs.stage_run import StageRun
 from .executor import Prepare
 from .instructions.instructions import Instruction
@@ -190,17 +189,17 @@ class GraphWrapping:
         return cls(graph_pool(device), device)
 
     def wrap(
-        self, runs: Sequence[Mapping[int, LinkedStage]]
-    ) -> tuple[list[dict[int, LinkedStage]], Callable[[Sequence[Instruction]], Prepare | None]]:
+        self, runs: Sequence[Mapping[int, StageRun]]
+    ) -> tuple[list[dict[int, StageRun]], Callable[[Sequence[Instruction]], Prepare | None]]:
         """See `Wrapping`."""
         graphed, others = dict[int, GraphedStage](), dict[int, UngraphedStage]()
         replaced = []
         for own in runs:
             stages = dict(own)
             for index, run in own.items():
-                if isinstance(run, StageRun) and run.has_graphs:
+                if run.has_graphs:
                     stages[index] = graphed.setdefault(id(run), GraphedStage(run))
-                elif isinstance(run, StageRun):
+                else:
                     stages[index] = others.setdefault(id(run), UngraphedStage(run))
             replaced.append(stages)
 

@@ -17,12 +17,12 @@ from ...core.errors import RequestError, WorkerError
 from ..watch.activity import HERE
 from ..watch.lost_ranks import (
     FAILURE_KEY,
-    TORCH_LOG,
     hosts_store,
     not_arrived,
     position_key,
     store_ended,
     uses_agent_store,
+    without_torch_warnings,
 )
 from ..watch.positions import Position
 from ..watch.signals import WHERE
@@ -54,7 +54,7 @@ class Meeting:
         others = tuple(other for other in range(self.size) if other != self.rank)
         WHERE.install()
         print_uncaught_in_a_line(self.rank)
-        with HERE.waiting(others, "the arrival of all ranks"), TORCH_LOG.without_warnings():
+        with HERE.waiting(others, "the arrival of all ranks"), without_torch_warnings():
             try:
                 if dist.is_initialized():
                     store = dist.distributed_c10d._get_default_store()

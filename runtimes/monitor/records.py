@@ -2,7 +2,10 @@
 
 from attrs import frozen
 
+from ...core.plain_data import exchanged
 
+
+@exchanged
 @frozen
 class DeviceReport:
     """One device in a step.

@@ -21,7 +21,7 @@ from ...core.plan.memory_policy import Storage
 from ...core.plan.plan import Plan
 from ...core.policies.offload import HostSlots, host_slots
 from ...core.tensor_metadata import storage_of
-from ..programs.linked_stage import CapturedStage, LinkedStage
+from ..programs.stage_run import StageRun
 from .copies import Copy, Part
 from .host_memory import HostMemory
 
@@ -153,7 +153,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-Stages = Sequence[Mapping[int, LinkedStage]]
+Stages = Sequence[Mapping[int, StageRun]]
 """For each microbatch a device's stages by index."""
 Key = tuple[int, int]
 """Stage and microbatch."""
@@ -208,7 +208,7 @@ class BoundOffload:
     _staying: set[tuple[int, str]]
     _away: dict[Key, MovingCopy] = field(factory=dict)
 
-    def out(self, run: CapturedStage, microbatch: int) -> MovingCopy:
+    def out(self, run: StageRun, microbatch: int) -> MovingCopy:
         """Issue the copy of a microbatch's storages to the host."""
         moved = MovedStorages.take(run.saved(microbatch), run.offloaded, run.persistent)
         if moved.staying:
@@ -217,18 +217,18 @@ class BoundOffload:
         self._away[run.index, microbatch] = issued = MovingCopy(copy, moved, True)
         return issued
 
-    def back(self, run: CapturedStage, microbatch: int) -> MovingCopy:
+    def back(self, run: StageRun, microbatch: int) -> MovingCopy:
         """Allocate the storages of a microbatch again, and issue their copy from the host."""
         own = self._away.pop((run.index, microbatch))
         own.moved.allocate()
         copy = self._memory.copies.back(self._parts(run, microbatch, own.moved), own.copy)
         return MovingCopy(copy, own.moved, False)
 
-    def _parts(self, run: CapturedStage, microbatch: int, moved: MovedStorages) -> list[Part]:
+    def _parts(self, run: StageRun, microbatch: int, moved: MovedStorages) -> list[Part]:
         offsets = self._slots[run.index, microbatch]
         return [Part(data, offsets[number]) for number, data in zip(moved.taken, moved.data, strict=True)]
 
-    def _warn_of_staying(self, run: CapturedStage, moved: MovedStorages) -> None:
+    def _warn_of_staying(self, run: StageRun, moved: MovedStorages) -> None:
         for storage in (run.offloaded[number] for number in moved.staying):
             if (run.index, storage.name) not in self._staying:
                 self._staying.add((run.index, storage.name))

@@ -9,11 +9,13 @@ from attrs import evolve, frozen
 from ...core.capture.export.operators import Operators
 from ...core.capture.graph.sizes import Sizes
 from ...core.capture.programs.programs import stage_programs
-from ...core.capture.programs.stage import StageGraph, boundaries, stage_graph
+from ...core.capture.programs.stage import Boundary, StageGraph, boundaries, stage_graph
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.capture.regions.regions import runs_region
 from ...core.errors import RequestError
-from .linked_stage import Layout
+
+Layout = dict[tuple[int, int], tuple[Boundary, ...]]
+"""(sender, reader) → the tensors of their messages."""
 
 
 @frozen

@@ -19,7 +19,7 @@ from ...core.capture.programs.shared_program import Shared
 from ...core.capture.programs.stage_programs import SavedStorage, StagePrograms
 from ..update.stage_state import StageState
 from .bound_backward import BoundBackward, zeros
-from .linked_stage import CapturedStage, Layout
+from .compiled import Layout
 
 
 @define(eq=False)
@@ -64,8 +64,8 @@ class SharedTensors:
         self._storages.clear()
 
 
-class StageRun(CapturedStage):
-    """A stage that is ready to run.
+class StageRun:
+    """A stage that is ready to run, with its links to the stages that it exchanges messages with.
 
     Between F and the backward of a microbatch it holds the saved tensors only. A stage that recomputes holds the inputs
     of the recomputation until then.
@@ -78,6 +78,18 @@ class StageRun(CapturedStage):
         offloaded: the storages of the saved tensors that are offloaded.
         runs_python: whether it runs a part of the step that stays Python.
         shared: the shared tensors of the stage's runs for all shapes; by default of this one alone.
+
+    Attributes:
+        boundary: the tensors that F reads from earlier stages, in order.
+        outputs: the tensors that F returns for later stages, in order.
+        results: names of the parts of the step's result that F returns, in order.
+        batch: positions of the batch's leaves that it reads.
+        sources: for each tensor of the boundary its sending stage, and its position in that message.
+        senders: stages that send to F.
+        outgoing: reader → positions of its message's tensors among the outputs.
+        tangents: position of an output → readers that send its gradient, and its position in their messages.
+        receivers: stages that send to B.
+        returned: stage that B sends to → positions of its message's tensors in the boundary.
     """
 
     def __init__(
@@ -97,8 +109,10 @@ class StageRun(CapturedStage):
         self._shared = shared or SharedTensors()
         self.offloaded, self.runs_python = offloaded, runs_python
         inputs = programs.inputs
-        super().__init__(index, inputs.boundary, programs.outputs, programs.results, layout, state, inputs.batch)
-        self.programs = programs
+        self.index, self.programs, self.state = index, programs, state
+        self.boundary, self.outputs, self.results = inputs.boundary, programs.outputs, programs.results
+        self.batch = inputs.batch
+        self._link(layout)
         self._device = state.device
         self._static: list[Any] = [
             *(state.parameters[name] for name in inputs.parameters),
@@ -137,6 +151,52 @@ class StageRun(CapturedStage):
         self._ends = ends[0], ends[0] + ends[1], sum(ends)
         self._saved: dict[int, list[Any]] = {}
         self._created: dict[int, list[Any]] = {}
+
+    def _link(self, layout: Layout) -> None:
+        """Find which tensors of which messages F and B read and return."""
+        incoming = {src: tensors for (src, dst), tensors in layout.items() if dst == self.index}
+        outgoing = {dst: tensors for (src, dst), tensors in layout.items() if src == self.index}
+        self.sources = [
+            next(
+                (src, [b.name for b in tensors].index(wanted.name))
+                for src, tensors in incoming.items()
+                if wanted in tensors
+            )
+            for wanted in self.boundary
+        ]
+        self.senders = tuple(dict.fromkeys(src for src, _ in self.sources))
+        position = {output.name: i for i, output in enumerate(self.outputs)}
+        self.outgoing = {dst: [position[b.name] for b in tensors] for dst, tensors in outgoing.items()}
+        # Gradients of an output are summed from its last reader to its first, as autograd does in one process.
+        self.tangents = {
+            position[b.name]: [
+                (dst, [g.name for g in outgoing[dst] if g.differentiable].index(b.name))
+                for dst in sorted(outgoing, reverse=True)
+                if b in outgoing[dst]
+            ]
+            for b in self.outputs
+            if b.differentiable
+        }
+        self.receivers = tuple(dict.fromkeys(dst for sources in self.tangents.values() for dst, _ in sources))
+        place = {tensor.name: i for i, tensor in enumerate(self.boundary)}
+        self.returned = {
+            src: [place[b.name] for b in tensors if b.differentiable]
+            for src, tensors in incoming.items()
+            if any(b.differentiable for b in tensors)
+        }
+        self._forward_messages = {src: [(b.shape, b.dtype) for b in tensors] for src, tensors in incoming.items()}
+        self._backward_messages = {
+            dst: [(b.shape, b.dtype) for b in tensors if b.differentiable] for dst, tensors in outgoing.items()
+        }
+
+    def message(self, forward: bool, peer: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every tensor in the message that this stage receives from stage ``peer``.
+
+        Args:
+            forward: whether it is the message that F reads; otherwise the one that B reads.
+            peer: the sending stage.
+        """
+        return self._forward_messages[peer] if forward else self._backward_messages[peer]
 
     def forward(
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
@@ -287,7 +347,7 @@ class StageRun(CapturedStage):
         if program is not None:
             program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
         elif microbatch in self._saved:
-            self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
+            self._run_backward(microbatch, created[0] if created else {}, seed, leaves, key)
 
     @property
     def device(self) -> torch.device:

@@ -14,7 +14,7 @@ from ...core.errors import RequestError
 from ..batch.lru_cache import LruCache
 from ..microbatches import microbatch_sizes
 from .cutting import CutGraph, Stage, cut
-from .graph_run import DevicePool, Pass
+from .graph_run import Pass, StageThreads
 from .samples import NodeInfo, SampleCheck, node_info, tensors_of
 
 _PROBES = (13, 11)
@@ -133,7 +133,8 @@ class _GraphPipeline:
         (output,) = (node for node in graph.graph.nodes if node.op == "output")
         self._outputs = tensors_of(output)
         self._returned = [n for n in dict.fromkeys(self._outputs) if isinstance(n, fx.Node) and n.op != "placeholder"]
-        self._pools: LruCache[Any, DevicePool | tuple[()]] = LruCache(_SHAPES)
+        self._cuts: LruCache[Any, CutGraph | tuple[()]] = LruCache(_SHAPES)
+        self._threads = StageThreads(options.devices)
         # Dynamo deletes this information about arguments after compilation.
         self._module_arguments = [place for place, node in enumerate(self._arguments) if _of_module(node)]
         self._check = SampleCheck(graph)
@@ -144,20 +145,19 @@ class _GraphPipeline:
         key = tuple(
             (tuple(one.shape), one.dtype, one.requires_grad) if isinstance(one, Tensor) else one for one in arguments
         )
-        pool = self._pools.use(key)
-        if pool is None:
-            graph = self._cut(arguments)
-            pool = () if graph is None else DevicePool(graph)
-            self._pools.keep(key, pool)
-        if not isinstance(pool, DevicePool):
+        graph = self._cuts.use(key)
+        if graph is None:
+            graph = self._cut(arguments) or ()
+            self._cuts.keep(key, graph)
+        if not isinstance(graph, CutGraph):
             return tuple(self._graph(*arguments))
         gradients = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
         # One draw of the user's generator: torch.manual_seed determines the numbers, and they differ between calls.
-        drawn = int(torch.randint(1 << 62, ())) if pool.graph.random else 0
-        run = Pass(pool, arguments, gradients, (drawn, 0))
+        drawn = int(torch.randint(1 << 62, ())) if graph.random else 0
+        run = Pass(graph, self._threads, arguments, gradients, (drawn, 0))
         tensors = [one if isinstance(one, Tensor) else None for one in arguments]
         found = _Pipelined.apply(run, *tensors) if gradients else run.forward()  # type: ignore[no-untyped-call]
-        values = dict(zip(pool.graph.outputs, found, strict=True)) | dict(zip(self._arguments, arguments, strict=True))
+        values = dict(zip(graph.outputs, found, strict=True)) | dict(zip(self._arguments, arguments, strict=True))
         return tuple(values[one] if isinstance(one, fx.Node) else one for one in self._outputs)
 
     def _cut(self, arguments: Sequence[Any]) -> CutGraph | None:
@@ -203,7 +203,8 @@ class _GraphPipeline:
         )
         self._warn_of_few_stages(stages)
         random = any(one.draws for one in info.values())
-        return CutGraph(stages, sizes, nodes, frozenset(batched | numbers), self._returned, random)
+        differentiable = frozenset(node for node in self._returned if info[node].differentiable)
+        return CutGraph(stages, sizes, frozenset(batched | numbers), self._returned, differentiable, random)
 
     def _batched(self, arguments: Sequence[Any], data: Sequence[int]) -> tuple[int, set[int]]:
         """The number of samples, and the positions of the arguments that have them along dimension 0."""
@@ -299,10 +300,8 @@ class _Pipelined(torch.autograd.Function):
         ctx.run = run
         ctx.set_materialize_grads(False)
         outputs = tuple(run.forward())
-        info = run.graph.nodes[run.graph.sizes[0]]
-        ctx.mark_non_differentiable(
-            *(value for node, value in zip(run.graph.outputs, outputs, strict=True) if not info[node].differentiable)
-        )
+        found = zip(run.graph.outputs, outputs, strict=True)
+        ctx.mark_non_differentiable(*(value for node, value in found if node not in run.graph.differentiable))
         return outputs
 
     @staticmethod

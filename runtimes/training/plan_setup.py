@@ -38,9 +38,8 @@ from ..launch.team import Team
 from ..offload.device_offload import DeviceOffload
 from ..offload.offloads import offloads
 from ..offload.tier import OffloadTier
-from ..programs.compiled import compile_stages
+from ..programs.compiled import Layout, compile_stages
 from ..programs.graphs.supported import check_plan, warn_of_ungraphed
-from ..programs.linked_stage import Layout
 from ..programs.options import ProgramOptions
 from ..programs.stage_compiler import PlannedCompiler
 from ..update.training import Training

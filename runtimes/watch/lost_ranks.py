@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -174,31 +175,31 @@ _ANSWER = timedelta(seconds=5)
 """Most time that a call waits for a key."""
 
 
-class TorchLog:
-    """The log level of this process. Without access to it, nothing changes."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before = 0
-
-    @contextmanager
-    def without_warnings(self) -> Iterator[None]:
-        """A context in which torch logs no warning; contexts of several threads may overlap."""
-        level = _level()
-        with self._lock:
-            self._users += 1
-            if self._users == 1 and level is not None:
-                self._before, level.value = level.value, max(level.value, _ERROR)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0 and level is not None:
-                    level.value = self._before
+_levels: list[int] = []
+"""The level before each context of `without_torch_warnings` that is open, the user's first."""
+_lock = threading.Lock()
 
 
+@contextmanager
+def without_torch_warnings() -> Iterator[None]:
+    """A context in which torch logs no warning; contexts of several threads may overlap."""
+    level = _level()
+    if level is None:
+        yield
+        return
+    with _lock:
+        _levels.append(level.value)
+        level.value = max(level.value, _ERROR)
+    try:
+        yield
+    finally:
+        with _lock:
+            before = _levels.pop()
+            if not _levels:
+                level.value = before
+
+
+@cache
 def _level() -> ctypes.c_int | None:
     """The level's variable; None if the user has set the level, or if this build of torch has no such variable."""
     if _USERS_OWN in os.environ:
@@ -210,10 +211,6 @@ def _level() -> ctypes.c_int | None:
     return None
 
 
-TORCH_LOG = TorchLog()
-"""The one of this process."""
-
-
 class JobStore:
     """A thread's own connection to the job's store, with the methods of torch's; all raise ``RuntimeError`` once the
     store has ended.
@@ -223,7 +220,7 @@ class JobStore:
     """
 
     def __init__(self, store: Any) -> None:
-        with TORCH_LOG.without_warnings():
+        with without_torch_warnings():
             self._store = store.clone() if hasattr(store, "clone") else store
             self._store.set_timeout(_ANSWER)
 
@@ -231,7 +228,7 @@ class JobStore:
         method = getattr(self._store, name)
 
         def call(*given: Any) -> Any:
-            with TORCH_LOG.without_warnings():
+            with without_torch_warnings():
                 return method(*given)
 
         return call

@@ -11,14 +11,14 @@ Hangs between devices that are threads of one process are found, and raised, by 
 """
 
 import atexit
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import evolve, frozen
 
 from ...core.errors import WorkerError
+from ...core.plain_data import decode, encode, exchanged
 from ...core.wording import first_of
 from .activity import Activity, QuietTime
 from .uncaught import end_process
@@ -31,6 +31,7 @@ _LISTED = 6
 """Ranks that a reason describes."""
 
 
+@exchanged
 @frozen
 class Position:
     """Where a rank is.
@@ -45,6 +46,7 @@ class Position:
         stops: whether it knows the reason for which all ranks stop.
         process: its host, and the number of its process there.
         silent_s: seconds since its last sign of life, by the reader's clock.
+        number: of its document.
     """
 
     text: str
@@ -56,6 +58,7 @@ class Position:
     stops: bool = False
     process: tuple[str, int] = ("", 0)
     silent_s: float = 0.0
+    number: int = 0
 
     @property
     def no_progress_s(self) -> float:
@@ -67,35 +70,21 @@ class Position:
         """Whether it gives no sign of life: its process is stopped or lost, or holds the interpreter's lock."""
         return self.left is None and self.silent_s >= _ALIVE_S and self.silent_s >= self.quiet_s
 
-    def document(self, number: int) -> str:
-        """As JSON, with a number that is different in each document of a rank."""
-        return json.dumps({**asdict(self), "number": number})
+    def document(self, number: int) -> bytes:
+        """As plain data, with a number that is different in each document of a rank."""
+        return encode(evolve(self, number=number))
 
     @classmethod
     def of_document(cls, document: bytes) -> "Position":
-        """A position from JSON; one without content if it cannot be read."""
+        """A position from its document; one without content if it cannot be read."""
         try:
-            given = json.loads(document)
-            host, process = given["process"]
-            return cls(
-                text=str(given["text"]),
-                stages=_numbers(given["stages"]),
-                on=_numbers(given["on"]),
-                quiet_s=float(given["quiet_s"]),
-                line=str(given["line"]),
-                left=None if given["left"] is None else str(given["left"]),
-                stops=bool(given["stops"]),
-                process=(str(host), int(process)),
-            )
-        except (ValueError, TypeError, KeyError, RecursionError):
+            found = decode(document)
+        except ValueError:
             return UNKNOWN
+        return evolve(found, number=0) if isinstance(found, cls) else UNKNOWN
 
 
 UNKNOWN = Position("at an unknown place")
-
-
-def _numbers(given: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(int(number) for number in given)
 
 
 def hangs(rank: int, positions: Mapping[int, Position], timeout_s: float) -> bool:

@@ -107,7 +107,7 @@ def _refusal(status: int, printed: str, file: Path, lines: int | None = None) ->
         return Outcome("status", f"{status}: {printed[-2000:]}")
     found = [line for line in printed.splitlines() if status != 3 or line.startswith("panpipe: ")]  # without a table
     last = found[-1] if found and lines in (None, len(found)) else ""
-    named = file.name in printed or status == 3 or file.name in ("failure.json", "question.json")  # sent; no files
+    named = file.name in printed or status == 3 or file.name == "question.json"  # sent; no file
     if not last.startswith("panpipe: ") or len(last) > 5000 or not named:
         return Outcome("message", printed[-2000:])
     return Outcome("infeasible" if status == 3 else "refused", last)

@@ -18,7 +18,7 @@ from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
 from panpipe.core.costs.reductions import TensorReductions
-from panpipe.core.errors import PanpipeError, RequestError, printed
+from panpipe.core.errors import PanpipeError, RequestError
 from panpipe.core.plan.plan import Plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.explore import uniform_answers
@@ -26,7 +26,6 @@ from panpipe.explore.question import UniformQuestion, parse_question, parse_requ
 from panpipe.explore.results import open_results
 from panpipe.runtimes.planning.plan_cache import FORMAT as CACHED
 from panpipe.runtimes.planning.plan_cache import read_plans
-from panpipe.runtimes.watch.failure import decoded
 from panpipe.runtimes.weights.checkpoint import Checkpoint
 from panpipe.simulators.run import simulate
 
@@ -241,11 +240,6 @@ def _asked(file: Path, folder: Path) -> int:
     return int(question.command is None)
 
 
-def _failure(file: Path, folder: Path) -> int:
-    printed(decoded(file.read_bytes().decode("utf-8", "replace")))
-    return 0
-
-
 KEY = {"graph": "a", "mesh": "b"}
 
 
@@ -261,7 +255,6 @@ def formats() -> dict[str, Format]:
     document = {"format": CACHED, "plans": [cached], "fastest": [{"seconds": 0.5, "size": 8}], "key": KEY}
     few = ("--microbatches", "4", "--budget", "40", "--schedule", "1f1b", "--json")
     index = {"metadata": {"total_size": 56}, "weight_map": dict.fromkeys(WEIGHTS, "valid.safetensors")}
-    failure = {"family": "WorkerError", "message": "m", "exit_status": 1, "details": {"suspects": [1]}}
     found = (
         Format("plan.json", plan_json(plan).encode(), (
             cli("validate", "FILE"), cli("validate", "FILE", "--json"), cli("simulate", "FILE", "--json"),
@@ -316,7 +309,6 @@ def formats() -> dict[str, Format]:
         Format("weights.safetensors", save(WEIGHTS), (_weights,), _safetensors_tree, _safetensors_bytes),
         Format("model.safetensors.index.json", json.dumps(index).encode(), (_weights,)),
         Format("cached-plan.json", json.dumps(document).encode(), (_cached,)),
-        Format("failure.json", json.dumps(failure).encode(), (_failure,)),
         Format("question.json", json.dumps({"question": QUESTION}).encode(), (_asked,)),
         Format("manifest.json", valid_files()["manifest.json"], (resumed("manifest.json"), checked), bytes=signed),
         Format("items.json", valid_files()[ITEMS], (resumed(ITEMS),)),

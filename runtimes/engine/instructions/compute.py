@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ....core.actions import Action, Kind
 from ....core.capture.graph.storages import StorageMeter
-from ...programs.linked_stage import LinkedStage
+from ...programs.stage_run import StageRun
 from ..messages import Message
 from ..step_data import Frame, peaks_of
 from .instructions import Binder, Call, Instruction, executes
@@ -29,7 +29,7 @@ def _bind_backward(binder: Binder, action: Action) -> Instruction:
 
 @executes(Kind.I)
 def _bind_backward_input(binder: Binder, action: Action) -> Instruction:
-    frame, run, microbatch = binder.frame, binder.captured_run_of(action), action.microbatch or 0
+    frame, run, microbatch = binder.frame, binder.run_of(action), action.microbatch or 0
     wait = _arrivals(binder, Kind.RECV_B, action.stage, microbatch, run.receivers)
     backward_input = _backward(binder, run, microbatch, run.backward_input)
 
@@ -43,7 +43,7 @@ def _bind_backward_input(binder: Binder, action: Action) -> Instruction:
 
 @executes(Kind.W)
 def _bind_backward_weight(binder: Binder, action: Action) -> Instruction:
-    frame, run, microbatch = binder.frame, binder.captured_run_of(action), action.microbatch or 0
+    frame, run, microbatch = binder.frame, binder.run_of(action), action.microbatch or 0
 
     def call() -> None:
         leaves = frame.leaves_of(microbatch)
@@ -54,7 +54,7 @@ def _bind_backward_weight(binder: Binder, action: Action) -> Instruction:
 
 @executes(Kind.RECOMPUTE)
 def _bind_recompute(binder: Binder, action: Action) -> Instruction:
-    frame, run, microbatch = binder.frame, binder.captured_run_of(action), action.microbatch or 0
+    frame, run, microbatch = binder.frame, binder.run_of(action), action.microbatch or 0
 
     def call() -> None:
         leaves = frame.leaves_of(microbatch)
@@ -88,7 +88,7 @@ def _arrivals(binder: Binder, kind: Kind, stage: int, microbatch: int, senders: 
     return wait if expected else None
 
 
-def _limited_ahead(binder: Binder, run: LinkedStage, microbatch: int, wait: Call | None) -> Call | None:
+def _limited_ahead(binder: Binder, run: StageRun, microbatch: int, wait: Call | None) -> Call | None:
     """``wait``, after a wait for the sends of earlier microbatches that the limit on running ahead requires."""
     if binder.ahead_limit is None:
         return wait
@@ -108,7 +108,7 @@ def _limited_ahead(binder: Binder, run: LinkedStage, microbatch: int, wait: Call
     return wait_for_readers if earlier else wait
 
 
-def _forward(binder: Binder, run: LinkedStage, microbatch: int) -> Call:
+def _forward(binder: Binder, run: StageRun, microbatch: int) -> Call:
     frame, forward = binder.frame, run.forward
     incoming = [binder.message(src, run.index, microbatch) for src in run.senders]
     sources = [(binder.message(src, run.index, microbatch), place) for src, place in run.sources]
@@ -142,7 +142,7 @@ def _store(frame: Frame, microbatch: int, names: Sequence[str], results: Sequenc
             frame.seeds[microbatch] = seed if frame.scale is None else frame.scale * seed
 
 
-def _backward(binder: Binder, run: LinkedStage, microbatch: int, program: Callable[..., list[list[Tensor]]]) -> Call:
+def _backward(binder: Binder, run: StageRun, microbatch: int, program: Callable[..., list[list[Tensor]]]) -> Call:
     frame = binder.frame
     incoming = [binder.message(dst, run.index, microbatch) for dst in run.receivers]
     tangents = [
@@ -174,6 +174,6 @@ def _total(parts: Sequence[tuple[Message, int]]) -> Tensor:
     return total
 
 
-def _watch(meter: StorageMeter, run: LinkedStage, microbatch: int, leaves: tuple[Any, ...]) -> None:
+def _watch(meter: StorageMeter, run: StageRun, microbatch: int, leaves: tuple[Any, ...]) -> None:
     ignored = run.persistent | {t.untyped_storage()._cdata for t in leaves if isinstance(t, Tensor)}
     meter.watch(run.held(microbatch), ignored)

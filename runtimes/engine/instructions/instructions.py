@@ -17,7 +17,7 @@ from ....core.actions import WORK_KINDS, Action, Kind
 from ....core.errors import RequestError
 from ....core.trace.trace import COMPUTE_QUEUE
 from ...offload.device_offload import BoundOffload
-from ...programs.linked_stage import CapturedStage, LinkedStage
+from ...programs.stage_run import StageRun
 from ..lowered_plan import LoweredPlan
 from ..messages import Message, MessageKey, finished_sends
 from ..step_data import Frame
@@ -57,7 +57,7 @@ class Binder:
         self,
         lowered: LoweredPlan,
         device: int,
-        runs: Sequence[Mapping[int, LinkedStage]],
+        runs: Sequence[Mapping[int, StageRun]],
         tied: TiedReduction,
         frame: Frame,
         offload: BoundOffload | None = None,
@@ -74,23 +74,9 @@ class Binder:
         for stage, i in last.items():
             self.instructions[i] = self._then_free_shared(self.instructions[i], stage)
 
-    def run_of(self, action: Action) -> LinkedStage:
+    def run_of(self, action: Action) -> StageRun:
         """The stage of an action, bound for its microbatch; for the first microbatch if the action has none."""
         return self.runs[action.microbatch or 0][action.stage]
-
-    def captured_run_of(self, action: Action) -> CapturedStage:
-        """The stage of an I, W or RECOMPUTE.
-
-        Raises:
-            RequestError: the stage has F and B only.
-        """
-        run = self.run_of(action)
-        if not isinstance(run, CapturedStage):
-            raise RequestError(
-                f"the plan has {action}, but the programs of stage {action.stage} are F and B only: plan it with B, "
-                "and without RECOMPUTE"
-            )
-        return run
 
     def message(self, sender: int, reader: int, microbatch: int) -> Message:
         """The message from one stage to another, at this device."""

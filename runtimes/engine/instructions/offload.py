@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ....core.actions import Action, Kind
 from ....core.trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
 from ...offload.device_offload import BoundOffload, MovingCopy
-from ...programs.linked_stage import CapturedStage
+from ...programs.stage_run import StageRun
 from .instructions import Binder, Instruction, executes
 
 
@@ -22,9 +22,9 @@ def _bind_reload(binder: Binder, action: Action) -> Instruction:
 
 
 def _issuing(
-    binder: Binder, action: Action, queue: str, issue: Callable[[BoundOffload, CapturedStage, int], MovingCopy]
+    binder: Binder, action: Action, queue: str, issue: Callable[[BoundOffload, StageRun, int], MovingCopy]
 ) -> Instruction:
-    frame, offload, run = binder.frame, binder.offload, binder.captured_run_of(action)
+    frame, offload, run = binder.frame, binder.offload, binder.run_of(action)
     microbatch = action.microbatch or 0
     assert offload is not None
     moved = 0

@@ -17,7 +17,7 @@ storages of the same sizes, which live from and until the same actions.
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,41 +29,22 @@ from ....core.actions import Kind
 from ....core.capture.graph.random_draws import GraphGenerators
 from ....core.capture.graph.storages import storage_sizes
 from ....core.capture.programs.stage import Boundary
-from ..linked_stage import CapturedStage
 from ..stage_run import StageRun
 from .graph_pool import Graph, GraphPool
 
 
-class WrappedStage(CapturedStage):
-    """A stage that wraps another one, and answers for it.
+class WrappedStage(StageRun):
+    """A stage in the place of another one: what it does not define itself is the other's.
 
     Args:
         run: the other stage.
     """
 
     def __init__(self, run: StageRun) -> None:
-        super().__init__(run.index, run.boundary, run.outputs, run.results, run.layout, run.state, run.batch)
-        self.run = run
+        self.run, self.index, self.batch, self.boundary = run, run.index, run.batch, run.boundary
 
-    def warm_up(self, kinds: Collection[Kind], leaves: tuple[Any, ...], key: Tensor, seed: Tensor) -> None:
-        self.run.warm_up(kinds, leaves, key, seed)
-
-    def saved(self, microbatch: int) -> list[Any]:
-        return self.run.saved(microbatch)
-
-    def held(self, microbatch: int) -> list[Any]:
-        return self.run.held(microbatch)
-
-    def free_shared(self) -> None:
-        self.run.free_shared()
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.run.shared_bytes
-
-    @property
-    def persistent(self) -> set[int]:
-        return self.run.persistent
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.run, name)
 
 
 Held = tuple[tuple[int, int], ...]
@@ -243,21 +224,21 @@ class GraphedStage(WrappedStage):
     def backward(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
     ) -> list[list[Tensor]]:
-        return self._backward(Kind.B, self.run.backward, microbatch, tangents, seed, leaves, key)
+        return self._graphed_backward(Kind.B, self.run.backward, microbatch, tangents, seed, leaves, key)
 
     def backward_input(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
     ) -> list[list[Tensor]]:
-        return self._backward(Kind.I, self.run.backward_input, microbatch, tangents, seed, leaves, key)
+        return self._graphed_backward(Kind.I, self.run.backward_input, microbatch, tangents, seed, leaves, key)
 
     def backward_weight(self, microbatch: int, seed: Tensor, leaves: tuple[Any, ...], key: Tensor) -> None:
         def program(m: int, tangents: Any, seed: Tensor, leaves: tuple[Any, ...], key: Tensor) -> list[list[Tensor]]:
             self.run.backward_weight(m, seed, leaves, key)
             return []
 
-        self._backward(Kind.W, program, microbatch, {}, seed, leaves, key)
+        self._graphed_backward(Kind.W, program, microbatch, {}, seed, leaves, key)
 
-    def _backward(
+    def _graphed_backward(
         self,
         kind: Kind,
         program: Callable[..., list[list[Tensor]]],

@@ -21,7 +21,7 @@ class Store:
     def multi_get(self, keys):
         ranks = [int(key.rpartition("/")[2]) for key in keys]
         return [
-            Position("", stops=rank in self.stop).document(next(self.numbers) if rank in self.alive else 0).encode()
+            Position("", stops=rank in self.stop).document(next(self.numbers) if rank in self.alive else 0)
             for rank in ranks
         ]
 
