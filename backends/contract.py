@@ -171,7 +171,6 @@ class _Summing:
     """A sum over all devices, of which each receives the addends of the others and adds in the order of the devices.
 
     Args:
-        end: this device's end of the transport.
         total: this device's addend; the sum after `wait`.
         sent: every other device → the addend that it is sent.
         memory: of addends; by default its own.

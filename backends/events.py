@@ -12,7 +12,6 @@ class Event:
     """A recorded event. When the last reference is gone, its event is used again.
 
     Args:
-        event: recorded.
         free: where it goes.
     """
 

@@ -13,7 +13,6 @@ def group_store(kind: str, ranks: Sequence[int], place: int) -> Any:
     its ranks and the number of groups that a rank has, which differs between ranks, so that they would wait forever.
 
     Args:
-        kind: of the groups, part of the name.
         ranks: of the group, in the job.
         place: this rank's index among them.
     """

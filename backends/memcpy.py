@@ -32,8 +32,6 @@ class _Transfer:
     Args:
         tensors: the tensors to send, or the buffers to receive into.
         ready: the event after which they may be read or written; None for devices without streams.
-        done: set when the copy has run, or was issued.
-        span: the events before and after the copy.
     """
 
     tensors: Sequence[Tensor]
@@ -52,11 +50,7 @@ class _Channel:
 
 
 class Exchange:
-    """The channels between the devices of one process, and their common failure.
-
-    Args:
-        devices: how many there are.
-    """
+    """The channels between the devices of one process, and their common failure."""
 
     def __init__(self, devices: int) -> None:
         self.devices = devices
@@ -113,7 +107,6 @@ class MemcpyBackend(Backend):
 
     Args:
         exchange: shared by all devices of the process.
-        device: this device's number.
     """
 
     name: ClassVar[str] = "memcpy"

@@ -31,7 +31,6 @@ class Piece(NamedTuple):
 
     Args:
         tensor: number of the tensor in the message.
-        start, stop: the part of the tensor.
         at: its position in the slot.
     """
 
@@ -71,11 +70,7 @@ def batches(sizes: Sequence[int], most: int = MOST_BYTES) -> Iterator[list[Piece
 
 @define(eq=False)
 class MessageSlot:
-    """The slot of an ordered pair at one of its ends.
-
-    Args:
-        device: the GPU.
-    """
+    """The slot of an ordered pair at one of its ends."""
 
     device: torch.device
     _memory: Tensor | None = None

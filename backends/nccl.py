@@ -222,9 +222,6 @@ def stream_name(ranks: Sequence[int], pair: Pair | None = None) -> tuple[Any, ..
 def refuse_shared(gpus: Sequence[str]) -> None:
     """Refuse ranks that share a GPU, on all ranks together; NCCL would fail while it connects.
 
-    Args:
-        gpus: of each rank.
-
     Raises:
         RequestError: two ranks have the same one.
     """

@@ -148,10 +148,6 @@ def thread_blocks(variable: str, default: int) -> int:
 def check_count(wanted: int, open_now: int) -> None:
     """Refuse more communicators than there are streams.
 
-    Args:
-        wanted: how many this process is about to create.
-        open_now: how many it has.
-
     Raises:
         RequestError: together they are too many.
     """

@@ -19,9 +19,6 @@ class Channel:
 
     Args:
         communicator: of the two ranks: the sender, then the receiver.
-        rank: the peer, in the job.
-        stream: its stream.
-        slot: the memory of its messages.
         posted: receives that are not issued yet, in order.
     """
 
@@ -37,9 +34,6 @@ class Transfer:
     """A transfer that was issued.
 
     Args:
-        streams: of the GPU.
-        device: the GPU.
-        span: the timed events before and after it.
         tensors: its tensors; empty after the wait.
     """
 
@@ -59,9 +53,6 @@ class Receive:
     """A receive that was posted; `wait` issues it, after the earlier ones of its pair.
 
     Args:
-        issue: issues a receive of this pair.
-        channel: of the pair.
-        ready: the event of its posting.
         buffers: as contiguous bytes.
     """
 

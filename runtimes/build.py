@@ -70,7 +70,6 @@ def build_pipeline(
     """Build a pipeline; see ``panpipe.pipeline`` for model, step and example batch.
 
     Args:
-        options: the user's other arguments.
         virtual: simulated devices, all of them in this process; None for real ones.
 
     Raises:
@@ -196,9 +195,7 @@ def _team(
     Args:
         plan: the plan of the pipeline; None if it is not known yet.
         device_type: of the devices: ``"cpu"`` or ``"cuda"``.
-        on: the model's device.
         meeting: of the ranks; None if this process is no rank.
-        tensors: what a rank has of the model's tensors.
     """
     mesh, devices = None if tensors.divided else mesh_for(plan, options.mesh), options.devices
     if mesh is None and devices.named is not None and world_size() is None:
@@ -327,9 +324,6 @@ def _compare(builder: _Builder, session: Session, found: CachedPlans, move_s: fl
     """Begin the contest of several plans, if the user wants one. Returns whether it begins.
 
     Args:
-        builder: of the pipeline.
-        session: of the first plan.
-        found: the plans.
         move_s: seconds in which this rank built the pipeline: a move of stages takes about as long.
     """
     options, earlier, planned = builder.options, builder.earlier, builder.planned

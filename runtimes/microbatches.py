@@ -23,7 +23,6 @@ class Shape:
 
     Args:
         leaves: shape and dtype of every tensor in the batch, and the value of everything else.
-        nesting: how they are nested.
         samples: number of samples of a microbatch of this shape.
     """
 
@@ -85,7 +84,6 @@ class Microbatch:
     Args:
         leaves: the batch's leaves, flattened; those with rows have this microbatch's rows.
         weight: its share of the batch's samples; over a batch they sum to 1.
-        samples: how many it has.
         shape: its shape; one object for all microbatches of a batch with this shape.
     """
 
@@ -109,7 +107,6 @@ class BatchCutter:
     """Cuts the batches of a pipeline.
 
     Args:
-        example: shape of a microbatch of the example.
         microbatches: how many a batch is cut into; fewer if it has fewer samples.
     """
 
@@ -196,7 +193,6 @@ def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, few
 
     Args:
         batch: any nesting of tensors (see `flatten_batch`).
-        microbatches: how many.
         dims: the dimensions that hold the samples; or the user's ``batch_dims=`` (see `read_batch_dims`).
         fewer: if there are fewer samples than microbatches, whether to return one microbatch for each sample.
 

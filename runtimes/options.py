@@ -99,7 +99,6 @@ class PipelineOptions:
         training: optimizers, and what happens in an update in addition to their steps.
         planning: how an automatic plan is searched, and the memory of the devices.
         run: how the pipeline starts and runs.
-        devices: the torch devices.
         microbatches: number of microbatches of a batch; None for that of the plan, or ``MICROBATCHES``.
         plan: the plan; None for an automatic one.
         mesh: pipeline × data; None for one pipeline over the ranks there are, or two threads.

@@ -338,7 +338,6 @@ class PlanningOptions(Auto):
     """How an automatic plan is searched.
 
     Args:
-        oracle: scores a plan whose stages are measured.
         cut_oracle: scores a plan during the search for cuts; a fast one.
         memory: what the devices may hold, and what leaves them.
 

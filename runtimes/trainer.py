@@ -256,8 +256,6 @@ class Trainer:
         """What the update of the accumulated gradients needs.
 
         Args:
-            batch: the current batch, whose results were sent.
-            before: the batches accumulated before.
             size: relative size of this batch, if weights are shares.
 
         Returns:

@@ -15,9 +15,7 @@ class Bench:
     """One device on which the rules run.
 
     Args:
-        end: its end of the transport.
         dtypes: those of the tried dtypes that the backend can send.
-        where: the device of its tensors.
         alone: whether this device has a separate process.
     """
 

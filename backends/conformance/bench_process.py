@@ -26,10 +26,7 @@ class Job:
     """The job of the processes.
 
     Args:
-        kind: the backend.
         ranks: whether each device has a separate process.
-        devices: how many.
-        where: the type of device of the tensors.
         first: number of the first rule to run.
         port: of the store on this machine through which the processes connect.
     """
@@ -48,8 +45,6 @@ def serve(job: Job, local: Sequence[int], line: Connection) -> None:
     The number ``first - 1`` reports that the device is connected.
 
     Args:
-        job: the job.
-        local: this process's devices.
         line: the pipe to the process that started this one.
     """
     torch.set_num_threads(1)

@@ -108,7 +108,6 @@ class _Examination:
     """Processes that run the rules from the job's first one, until one is broken.
 
     Args:
-        job: their job.
         limit_s: most seconds for a rule.
     """
 

@@ -41,7 +41,6 @@ def expect(found: Tensor, wanted: Tensor, what: str) -> None:
     """Raise BrokenRuleError if two tensors differ in a bit.
 
     Args:
-        found, wanted: the received and the sent tensor.
         what: the subject of the error, such as ``the message of device 0``.
     """
     if not same(found, wanted):

@@ -51,7 +51,6 @@ class ChangedValues:
     """The Python values that the step reads and that changed since it was captured.
 
     Args:
-        digest: of all of them.
         text: the first one, for messages.
     """
 

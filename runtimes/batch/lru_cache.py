@@ -38,7 +38,6 @@ class LruCache(Generic[K, V]):
         """Add a value.
 
         Args:
-            key: of the value.
             needed: keys that are not evicted.
 
         Returns:

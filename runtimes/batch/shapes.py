@@ -48,10 +48,7 @@ class Shapes:
     """Programs by shape of microbatch.
 
     Args:
-        capture: captures the step for a microbatch of a shape.
-        cut: the plan's.
         where: local stage → its device.
-        compiler: compiles the graphs of stage programs.
         function: a key of what is captured: the function, the Python values that it reads, the modes of its modules.
         report: called with what is captured, if it takes long.
     """
@@ -85,7 +82,6 @@ class Shapes:
         """Add the programs of the example, which are already compiled.
 
         Args:
-            shape: of the example's microbatch.
             symbolic: the step captured with symbolic sizes, if it was; its programs are derived.
         """
         self._kept.keep(shape, compiled)
@@ -275,8 +271,6 @@ class Shapes:
         """The line for a value that is no tensor and is not the example's, once for each leaf.
 
         Args:
-            name: of the leaf.
-            value, example: this batch's value, and the example's.
             each_s: seconds of a capture.
         """
         if name in self._reported:

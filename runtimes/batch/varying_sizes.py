@@ -22,12 +22,7 @@ Dims = Mapping[int, Sequence[int]]
 
 @frozen
 class Captures:
-    """Captures of a function with symbolic sizes, for batches that differ only in sizes; valid for every plan.
-
-    Args:
-        steps: the captured steps.
-        failures: why further captures failed.
-    """
+    """Captures of a function with symbolic sizes, for batches that differ only in sizes; valid for every plan."""
 
     steps: list[Operators] = field(factory=list)
     failures: list[str] = field(factory=list)
@@ -97,6 +92,5 @@ class VaryingSizes:
 
         Args:
             function: what is captured: the function, the Python values that it reads, and the modes of its modules.
-            shape: of a microbatch.
         """
         return self._captures.setdefault((function, structure_of(shape)), Captures())

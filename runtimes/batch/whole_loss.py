@@ -56,8 +56,6 @@ def warn_if_cut_changes_loss(
     """Warn with the operator, its line and both values; the model, gradients and random numbers do not change.
 
     Args:
-        dims: where the samples are.
-        microbatches: how many the batch is cut into.
         trace: of the step with another number of samples; None if it could not be traced.
     """
     findings = () if trace is None else trace.findings

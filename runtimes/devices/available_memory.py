@@ -121,7 +121,6 @@ def measured_properties(device: torch.device, threads: int) -> str:
     """The properties of the machine and process that measured times depend on: processor, cores, threads, memory, GPU.
 
     Args:
-        device: this process's device.
         threads: number of CPU threads that it computes with.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

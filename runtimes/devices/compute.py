@@ -132,7 +132,6 @@ class StreamQueue(ComputeQueue):
     """A compute stream and a load stream.
 
     Args:
-        device: their GPU.
         number: of the device along the pipeline: several may share one GPU, with separate streams.
     """
 

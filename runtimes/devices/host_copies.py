@@ -35,9 +35,7 @@ def host_copies(device: torch.device, sizes: Sequence[int] = SIZES, repeats: int
     """Measure both directions, pinned and pageable; empty if the device is the CPU.
 
     Args:
-        device: the GPU.
         sizes: bytes of the copies.
-        repeats: of each; the median is used.
     """
     if streams_of(device) is None:
         return []

@@ -51,8 +51,6 @@ class UncutOperator:
     """Operations that must stay in one stage because one of them writes in place.
 
     Args:
-        operator: its name.
-        share: of all operations.
         line: the user's line that writes.
     """
 
@@ -66,10 +64,8 @@ class Check:
     """The result of running one plan.
 
     Args:
-        devices, schedule, stages: of the plan.
         distance: to one process, or None if the plan did not run.
         problem: why it did not run; empty if it did.
-        seconds: the duration of the check.
         too_many_stages: whether it did not run because the model has fewer operators than the plan has stages.
     """
 
@@ -87,13 +83,10 @@ class Findings:
     """The results of `check_model`.
 
     Args:
-        model: its name.
-        dtype: of the checks.
         operators: number of operators between which the model can be cut.
         capture_s: seconds of capture.
         regions: part that stays Python → the line that needs a value there.
         uncut: operators with a large share of the model, which no cut divides.
-        checks: results of the plans.
         causes: part that stays Python, as in ``regions`` → the reason why its line is not captured.
         remark: both values, if the loss of the whole batch is not the mean over its microbatches; else empty.
     """
@@ -123,7 +116,6 @@ class CheckedModel:
     """A model, its step and an example batch, in one dtype, captured once for all checks.
 
     Args:
-        model, step, batch: the user's. The model is copied.
         microbatches: into how many the batch is cut; fewer if it has fewer samples.
         dtype: float64, or float32 if an operator does not support float64.
         batch_dims: the dimensions that hold the samples.
@@ -210,10 +202,7 @@ def check_model(
     """Capture a step, run it with several plans, and compare with one process.
 
     Args:
-        model: the user's; it is copied.
-        batch: an example batch.
         teams: functions that create the devices to check on.
-        microbatches: into how many the batch is cut.
         batch_dims: the dimensions that hold the samples.
 
     Raises:

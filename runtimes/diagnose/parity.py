@@ -98,7 +98,6 @@ def distance_to_one_process(
         pipe: a pipeline that has not stepped.
         team: its devices. Each process compares what it owns, and all of them get the largest distances.
         model: a copy of the pipeline's model from before; it is trained.
-        steps: how many optimizer steps.
         batch_dims: the user's, by which the eager model's batches are cut.
     """
     alone = optimizer(list(model.named_parameters()))
@@ -221,7 +220,6 @@ def reference_step(
         model: the model; its gradients are replaced and its buffers updated.
         microbatches: how many to cut it into; a batch of fewer samples becomes as many as it has samples.
         index: the number of the pipeline's earlier steps.
-        scaler: scales each loss; gradients stay scaled.
         batch_dims: the dimensions that hold the samples, as in ``panpipe.pipeline``.
 
     Returns:

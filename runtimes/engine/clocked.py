@@ -83,7 +83,6 @@ class ClockedStep:
         """Run what an action does at this moment; an ``ActionCallback``.
 
         Args:
-            moment: of the action.
             now_s: the clock's time, in seconds since the start of the step.
         """
         self.now_s = now_s

@@ -51,8 +51,6 @@ class BoundActions:
     """The actions of one device, bound for microbatches of certain shapes.
 
     Args:
-        compute: everything before the update.
-        update: tied reductions, SYNC and optimizer steps.
         runs: for each microbatch, this device's stages by index.
         reads: for each microbatch the positions of the leaves that this device reads.
         forward_only: whether they are of a plan without backwards.

@@ -41,7 +41,6 @@ class Computed:
     """A number of the step's result, for one microbatch.
 
     Args:
-        name: its node in the captured graph.
         device: the device that computes it.
     """
 
@@ -82,7 +81,6 @@ class Prepared:
 
     Args:
         lowered: the plan for its microbatches and messages, and its lowered actions.
-        compiled: the programs of each microbatch.
         runs: device → for each microbatch its stages by index.
         parts: for each microbatch loss, weight and metrics; None for a weight that is the microbatch's share.
         bound: device → its instructions; each device adds its own.
@@ -183,13 +181,11 @@ class _Variant:
     """The step with certain Python values.
 
     Args:
-        reads: the values.
         shapes: its programs by shape; they are kept as long as prepared steps use them.
         shared: stage → what its microbatches share.
         ready: whether a capture with these values has succeeded.
         capture_s: seconds of captures when unused shapes were dropped last.
         runs: shape → its stages by index.
-        steps: the prepared steps used last.
     """
 
     reads: Guards

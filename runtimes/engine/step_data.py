@@ -190,9 +190,7 @@ class Frame:
     Args:
         backend: this device's end of the transport, for the end of the step.
         transport: what moves messages between stages; usually the same.
-        update: this device's part of the optimizer step.
         loader: loads the batch's leaves that this device reads; None between steps.
-        keys: the random key of each microbatch.
         seeds: for each microbatch the gradient of its loss: its share of the samples, a scalar tensor.
         weights: for each microbatch the name of the result that replaces its seed, if the step returns (loss, weight).
         scale: factor on the seeds that are computed, a scalar tensor; None for 1.

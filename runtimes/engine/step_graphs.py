@@ -52,7 +52,6 @@ class CapturedStep:
     """The graphs for steps that find gradients for the same parameters.
 
     Args:
-        calls: the captured actions.
         storages: that the stages hold in a step.
         buffers: the received messages, with their memory.
     """
@@ -67,10 +66,8 @@ class StepGraphs:
     """The graphs of one device for microbatches of certain shapes.
 
     Args:
-        instructions: of the device, before the update.
         stages: of the device that have graphs, each once.
         others: of the device without graphs, each once.
-        pool: captures them.
     """
 
     instructions: Sequence[Instruction]
@@ -173,12 +170,7 @@ class StepGraphs:
 
 @frozen
 class GraphWrapping:
-    """Wraps the stages of one device by ones that capture graphs of their actions, and replay them.
-
-    Args:
-        pool: captures them.
-        device: the torch device.
-    """
+    """Wraps the stages of one device by ones that capture graphs of their actions, and replay them."""
 
     pool: GraphPool
     device: torch.device

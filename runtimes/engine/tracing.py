@@ -109,9 +109,6 @@ def message_times(records: Sequence[StepRecord]) -> MessageTimes:
     """The mean time of the calls that send and receive, by bytes.
 
     The wait for a message does not count: the device is idle then.
-
-    Args:
-        records: one for each device.
     """
     sent: dict[int, list[float]] = {}
     received: dict[int, list[float]] = {}

@@ -37,10 +37,8 @@ def make_team(
     """The team for this process: ranks under ``torchrun`` or in a process group, threads otherwise.
 
     Args:
-        mesh: pipeline × data.
         backend: the transport; None for memcpy between threads, and between ranks for nccl on GPUs if it works,
             otherwise gloo.
-        device_type: of the team's devices.
         share: whether ranks share GPUs, which nccl does not support.
         timeout_s: seconds without progress that devices wait for each other; None as in `timeout_of`.
         meeting: the rendezvous that this process has begun, if it is a rank; None for a new one.
@@ -112,7 +110,6 @@ def _of_one_replica(mesh: MeshRequest, no_ranks: str, several: Callable[[Mesh], 
 
     Args:
         no_ranks: the error for torch's ``DeviceMesh``, which has ranks.
-        several: the error for a mesh of several replicas.
     """
     if isinstance(mesh, DeviceMesh):
         raise RequestError(f"mesh is {mesh} and {no_ranks}")

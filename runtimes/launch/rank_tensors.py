@@ -19,9 +19,7 @@ class Split:
     """How a tensor is divided over tensor ranks: into equal parts along one dimension.
 
     Args:
-        dim: the dimension.
         part: the number of this rank's part.
-        parts: how many there are.
     """
 
     dim: int

@@ -42,7 +42,6 @@ class Exchange:
 
     Args:
         number: of this process, in the order of the team's devices.
-        count: how many processes there are.
         gather: returns the values of all processes, in their order. All processes call it together.
     """
 
@@ -155,9 +154,6 @@ class Team(ABC):
         """A context in which this process waits for all others, for what does not use the team's own operations.
 
         Every wait between ranks is inside such a context, so that a rank that hangs ends with its reason.
-
-        Args:
-            what: the phase, for the reason.
         """
         return nullcontext()
 
@@ -231,7 +227,6 @@ class ThreadTeam(Team):
     stream's cuBLAS workspace, is then created once and not in every step. A thread uses its caller's current streams.
 
     Args:
-        size: how many devices.
         kind: the transport between them; one that connects threads.
         timeout_s: seconds without progress that devices wait for each other; None as in `timeout_of`.
     """

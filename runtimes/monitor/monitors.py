@@ -41,9 +41,6 @@ class Monitors:
 
     A monitor that raises an exception does not change training. The exception is logged once, and again when it is
     another one; the monitor is called in later steps.
-
-    Args:
-        all: the monitors.
     """
 
     def __init__(self, all: Sequence[Monitor]) -> None:

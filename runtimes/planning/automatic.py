@@ -69,7 +69,6 @@ class Planning:
 
     Args:
         example: the captured step, with a real microbatch. The model is read and never changed.
-        optimizer: creates each stage's optimizer.
         programs: how stage programs are derived; a pipeline of the same stages need not derive them again.
 
     Attributes:
@@ -140,7 +139,6 @@ class Planning:
         """For each cut the fastest plan, and those that need less memory than every faster one.
 
         Args:
-            graph: the measured operators.
             derive: whether memory is that of the stages' programs.
         """
         found: list[Plan] = []
@@ -202,7 +200,6 @@ class Planning:
         not measured, such as those of a cached plan. All ranks call this together.
 
         Args:
-            leader: the fastest plan so far.
             compared: those that it was compared with.
         """
         known = [plan for plan in (leader, *compared) if _cut(plan) == _cut(leader)]

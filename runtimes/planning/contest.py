@@ -81,7 +81,6 @@ class Candidate:
 
     Args:
         plan: with its prediction.
-        turns: its turns.
         left: whether it has left the contest.
     """
 
@@ -119,7 +118,6 @@ class Contest:
     """The candidates of a contest, and their order.
 
     Args:
-        plans: the candidates; the first one runs first.
         order: the sorting key of plans, preferred ones first (`core/search/suggestions/preference`).
         move_s: seconds that a move of stages takes, as far as it is known; None if moves may take any time.
         rounds: rounds after which the contest may end.

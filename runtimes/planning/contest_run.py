@@ -95,8 +95,6 @@ class ContestRun:
 
     Args:
         trainer: of the pipeline; its plan is the first candidate's.
-        move: moves stages between candidates.
-        keep: keeps the winner.
         fitted: called with a plan before its first turn; returns it with the memory of its programs, or None if it does
             not fit. All ranks call it together.
         rivals: called with the winner of the first plans; returns those that it is compared with next. All ranks call

@@ -37,7 +37,6 @@ class Measurements:
 
     Args:
         example: the captured step, with a real microbatch. The model is read and never changed.
-        optimizer: creates each stage's optimizer.
         programs: how stage programs are derived; a pipeline of the same stages need not derive them again.
 
     Attributes:
@@ -145,7 +144,6 @@ class Measurements:
         """Costs of stages: the sums of their operators.
 
         Args:
-            stages: the operators of each.
             derive: whether memory is that of the stages' own programs, which are compiled then.
         """
         rate, share, graph = self.optimizer_s_per_byte, state_share(self.optimizer), self.measured
@@ -173,8 +171,6 @@ class Measurements:
 
         Args:
             costs: with times.
-            stages: the operators of each.
-            place: device of each.
 
         Raises:
             RequestError: on all ranks, if a stage has no valid programs.

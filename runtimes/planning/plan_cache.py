@@ -55,7 +55,6 @@ class CachedPlans:
     Args:
         plans: the winner of the contest alone, or its candidates if it did not end.
         fastest: the winner's fastest step of each size; empty without a contest that ended.
-        key: of the request, in a file.
     """
 
     plans: tuple[Plan, ...] = field(converter=_tuple)

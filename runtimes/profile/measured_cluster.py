@@ -65,7 +65,6 @@ def inside_hosts(hosts: Sequence[str], size: int) -> list[Pair]:
 
     Args:
         hosts: of all devices, replica by replica.
-        size: devices of a pipeline.
     """
     found: list[Pair] = []
     for first, second in _neighbours(len(hosts), size):
@@ -79,7 +78,6 @@ def between_hosts(hosts: Sequence[str], size: int) -> list[Pair]:
 
     Args:
         hosts: of all devices, replica by replica.
-        size: devices of a pipeline.
     """
     across = [pair for pair in _neighbours(len(hosts), size) if hosts[pair[0]] != hosts[pair[1]]]
     replicas = [(first, first + size) for first in range(len(hosts) - size) if hosts[first] != hosts[first + size]]

@@ -52,7 +52,6 @@ def profile_operators(
     Args:
         parameters, buffers: by qualified name; may be on meta. Parameters on meta get random values only while their
             operator is measured: all of them together may exceed the memory.
-        leaves: one real microbatch, flattened.
         repeats: number of timed runs of each kind of work; the shortest counts.
         device: the device that runs them, of the type that the step was captured for; by default the model's.
 

@@ -26,8 +26,6 @@ class BoundBackward:
         loss: position of the loss among the stage's outputs; None if another stage computes it.
         sinks: creates the sink of gradients of parameters, from these and whether SCATTER_GRAD directly follows.
         returned: for each message of gradients, positions of its tensors among the boundary inputs.
-        device: the torch device of its tensors.
-        shared: returns the stage's shared tensors, in a step.
         scattered: whether SCATTER_GRAD directly follows the program, if replicas share gradients.
 
     Attributes:
@@ -97,8 +95,6 @@ class BoundBackward:
         """Run the program, and add the gradients of parameters to their ``grad``.
 
         Args:
-            saved: F's saved tensors.
-            created: what I created; empty for B and I.
             tangents: position of an output → its gradient.
             release: whether to empty ``saved`` and ``created``, so that each tensor is freed after its last use.
             sink: gets the gradients of parameters; None for that of the stage.

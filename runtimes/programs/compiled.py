@@ -76,7 +76,6 @@ def compile_stages(
 
     Args:
         stages: names of the operators of every stage.
-        wanted: indices of the stages to compile.
         where: stage → its device; by default the device that the step was captured for.
         compiler: compiles sections of programs; None to run operators one by one.
         known: programs of this captured step and compiler, which are reused; new ones are added.

@@ -21,7 +21,6 @@ class CompilerChoice:
 
     Args:
         name: of the backend, for messages.
-        compile: the backend.
     """
 
     name: str

@@ -32,9 +32,6 @@ from .compiler_choice import Boxed, CompilerChoice
 class StageCompiler:
     """Compiles sections of programs, each once.
 
-    Args:
-        choice: of the backend.
-
     Attributes:
         calls: signature of a section → its function.
         failures: signature of a section that runs without compilation → the reason.
@@ -51,7 +48,6 @@ class StageCompiler:
         """The compiled programs of a stage; warns of sections that do not compile.
 
         Args:
-            stage: its graph.
             index: its number, for messages.
             now: those that are compiled now, and not when they are first called; by default all.
         """
@@ -153,11 +149,7 @@ def _unboxed(function: Callable[..., Any]) -> Call:
 
 
 def signature(graph: fx.Graph) -> str:
-    """A text that identifies equal groups: operators, arguments and the memory layout of inputs, without node names.
-
-    Args:
-        graph: of a group.
-    """
+    """A text that identifies equal groups: operators, arguments and the memory layout of inputs, without node names."""
     number = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
     inputs = (node.meta["val"] for node in graph.find_nodes(op="placeholder"))
     lines = [f"{v.dtype} {tuple(v.shape)} {v.stride()} {v.device}" for v in inputs]
@@ -240,7 +232,6 @@ class PlannedCompiler:
     """Compiles what a plan runs.
 
     Args:
-        compiler: compiles sections of programs.
         kinds: stage → the kinds of its actions.
         recompute: the stages that recompute their forward.
     """
@@ -261,11 +252,7 @@ class PlannedCompiler:
         return cls(compiler, kinds, plans[0].memory.recompute)
 
     def programs(self, stage: StageGraph, index: int) -> StagePrograms:
-        """The compiled programs of a stage; warns of what does not compile.
-
-        Args:
-            stage: its graph.
-        """
+        """The compiled programs of a stage; warns of what does not compile."""
         kinds, again = self.kinds.get(index, ()), index in self.recompute
         return self.compiler.programs(stage, index, lambda found: programs_run(found, kinds, again))
 
@@ -274,7 +261,6 @@ def programs_run(programs: StagePrograms, kinds: Collection[Kind], again: bool) 
     """The programs that actions of some kinds run.
 
     Args:
-        programs: of a stage.
         again: whether the stage recomputes its forward.
     """
     backward = any(kind is not Kind.F for kind in kinds)

@@ -39,7 +39,6 @@ class SharedTensors:
 
         Args:
             program: of the stage, for any shape of microbatch; None for one without shared tensors.
-            fixed: the stage's parameters, buffers and constants.
         """
         if program is None:
             return []
@@ -194,7 +193,6 @@ class StageRun:
 
         Args:
             forward: whether it is the message that F reads; otherwise the one that B reads.
-            peer: the sending stage.
         """
         return self._forward_messages[peer] if forward else self._backward_messages[peer]
 
@@ -236,12 +234,6 @@ class StageRun:
 
         Parameters, gradients and buffers do not change, and neither do the states of random number generators. A stage
         that runs the user's Python is left out, because it is unknown what a further run of it changes.
-
-        Args:
-            kinds: of the stage's actions in the plan.
-            leaves: of a microbatch; zeros for tensors.
-            key: a random key.
-            seed: a gradient of the loss.
         """
         if self.runs_python:
             return

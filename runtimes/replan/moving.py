@@ -34,7 +34,6 @@ class MovableState:
 
     Args:
         tensors: of all entries that are tensors.
-        values: of all others.
     """
 
     tensors: dict[Key, Tensor]

@@ -203,7 +203,6 @@ class Replanner:
         """Move stages and their state to where another plan has them. All ranks call this together.
 
         Args:
-            plan: the new one.
             others: further plans of the same stages that programs are compiled for.
 
         Raises:

@@ -387,7 +387,6 @@ def draw_part(func: Any, args: Any, kwargs: Any, layout: Local, ranks: int) -> A
 
     Args:
         func, args, kwargs: the draw for this rank's part, which is the first argument.
-        layout: of it.
 
     Returns:
         What the draw returns.

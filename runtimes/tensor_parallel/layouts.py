@@ -19,7 +19,6 @@ def check_layout(name: str, value: Any, tensor: int) -> None:
     """Refuse a DTensor that plans do not support.
 
     Args:
-        value: the DTensor.
         tensor: number of tensor ranks that the user asks for.
 
     Raises:
@@ -87,12 +86,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @frozen
 class DTensorLayout:
-    """The layout of a DTensor.
-
-    Args:
-        mesh, placements, shape, stride: of the whole.
-        part_shape, part_stride: of the part of this rank.
-    """
+    """The layout of a DTensor."""
 
     mesh: Any
     placements: Any

@@ -84,9 +84,6 @@ def viewed(shape: Sequence[int], layout: Local, new: Sequence[int], divided: int
     """The layout after a view.
 
     Args:
-        shape: of the rank's tensor before it.
-        layout: before it.
-        new: shape after it.
         divided: the dimension of which ranks have parts after it; None if it is not known. The shapes do not show it
             where each rank has one, such as one head.
 
@@ -130,11 +127,6 @@ def _begins_here(atoms: list[_Atom], taken: list[_Atom], known: bool) -> bool:
 
 def expanded(shape: Sequence[int], layout: Local, new: Sequence[int]) -> Local:
     """The layout after dimensions of size 1 were repeated.
-
-    Args:
-        shape: of the rank's tensor before it.
-        layout: before it.
-        new: shape after it.
 
     Raises:
         LayoutError: the divided dimension is repeated; in the whole tensor it does not have size 1.
@@ -181,7 +173,6 @@ class OperatorLayouts:
 
         Args:
             given: the tensors in the arguments, in order.
-            out: the tensors in its results.
             one_process: the shape that the result of a view has in one process; None if it is not known.
 
         Raises:

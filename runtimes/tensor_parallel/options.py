@@ -25,12 +25,7 @@ def tensors_of(model: nn.Module, step: StepFunction, options: PipelineOptions) -
 
 
 def with_replicas(tensor: TensorRanks, options: PipelineOptions) -> TensorRanks:
-    """The tensor ranks with the replicas (dp) of the user's mesh or plan.
-
-    Args:
-        tensor: of the model.
-        options: the user's.
-    """
+    """The tensor ranks with the replicas (dp) of the user's mesh or plan."""
     mesh, plan = options.mesh, options.plan
     if isinstance(mesh, MeshShape):
         return evolve(tensor, data=mesh.data or 1, pipeline_last=mesh.pipeline_last)
@@ -47,7 +42,6 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
     """Refuse arguments that need tensor ranks where the model has none, and those that tensor ranks do not support.
 
     Args:
-        options: the user's.
         tensor: the tensor ranks of the model; None for one without DTensors.
 
     Raises:

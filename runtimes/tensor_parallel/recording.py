@@ -131,7 +131,6 @@ class StepOfRank:
         """The operators of one rank.
 
         Args:
-            leaves, spec: the batch.
             gradients: whether parameters need gradients.
         """
         from torch.distributed.tensor import DTensor
@@ -204,12 +203,7 @@ _FOR_WHOLE = (
 
 @contextmanager
 def _recording(failure: str, rule: str) -> Iterator[None]:
-    """A context in which failures are raised as a request error.
-
-    Args:
-        failure: what failed.
-        rule: what the user can do.
-    """
+    """A context in which failures are raised as a request error."""
     try:
         with torch.enable_grad():
             yield

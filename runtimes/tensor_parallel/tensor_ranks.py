@@ -62,11 +62,9 @@ class TensorRanks(RankTensors):
         model: the user's, with DTensors.
         parts: a plain model of this rank's parts, which share their memory with the user's.
         step: computes with it.
-        linked: keeps both equal.
         dims: names of the parameters of which each rank has a part, with the dimension that is divided and the shape
             of the part.
         ranks: of this rank's group, in the order of the user's mesh.
-        group: torch's process group of them.
         data: number of batches of a step, each of which has a pipeline of all tensor ranks.
         pipeline_last: whether ranks next to each other, but for tensor ranks, are along the pipeline.
     """
@@ -168,9 +166,6 @@ class TensorRanks(RankTensors):
     def mesh_of(self, groups: Sequence[Sequence[int]]) -> Mesh:
         """The mesh of all ranks, with a replica for each tensor rank of a stage.
 
-        Args:
-            groups: for each rank of the job its tensor ranks.
-
         Raises:
             RequestError: they are no mesh.
         """
@@ -247,9 +242,6 @@ class TensorRanks(RankTensors):
 
     def check_mesh(self, asked: Mesh | MeshShape | DeviceMesh | None, mesh: Mesh) -> None:
         """Refuse a mesh of the user that is not that of the ranks and of the model's DTensors.
-
-        Args:
-            asked: the user's.
 
         Raises:
             RequestError: they differ.

@@ -47,7 +47,6 @@ def cut(graph: fx.GraphModule, info: Mapping[fx.Node, NodeInfo], stages: int) ->
     """Cut a graph into stages of about equal cost, in the order of its nodes.
 
     Args:
-        info: of its nodes, for a microbatch.
         stages: number of stages; there are fewer if the graph has too few places to cut.
     """
     nodes = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
@@ -204,8 +203,6 @@ def checkpointed(body: fx.GraphModule, *arguments: Any, **options: Any) -> Any:
     """Run a body whose saved tensors are recomputed in the backward.
 
     Args:
-        body: the graph of the checkpointed function.
-        arguments: of the body.
         options: of ``torch.utils.checkpoint.checkpoint``. It does not save generator states: random numbers are keyed.
     """
     modes = _get_current_dispatch_mode_stack()
@@ -232,8 +229,6 @@ class CutGraph:
     """A graph cut into stages, for arguments of certain shapes.
 
     Args:
-        stages: one for each thread.
-        sizes: samples of each microbatch.
         batched: positions of the arguments that are cut, and of numbers that are their size.
         outputs: the graph's output nodes, in order.
         differentiable: those of them that have a gradient.

@@ -29,11 +29,7 @@ Work = Callable[[int, int], None]
 
 
 class StageThreads:
-    """The threads of the stages. They run half of one pass at a time: halves of several would wait for each other.
-
-    Args:
-        count: how many there are.
-    """
+    """The threads of the stages. They run half of one pass at a time: halves of several would wait for each other."""
 
     def __init__(self, count: int) -> None:
         self._threads = ThreadPoolExecutor(count, "panpipe stage", torch.set_num_threads, (1,))
@@ -44,7 +40,6 @@ class StageThreads:
 
         Args:
             stages: in the order in which a microbatch goes through them.
-            microbatches: how many there are.
         """
         done = [[Future[None]() for _ in range(microbatches)] for _ in stages]
 
@@ -85,9 +80,7 @@ class Pass:
     """One forward and its backward.
 
     Args:
-        arguments: of the graph.
         gradients: whether a backward follows.
-        key: of the random numbers of this pass.
     """
 
     graph: CutGraph
@@ -155,9 +148,6 @@ class Pass:
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Run all backwards.
-
-        Args:
-            gradients: of the outputs, for the whole batch.
 
         Returns:
             The gradient of each argument; None for those without one.

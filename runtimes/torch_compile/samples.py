@@ -51,7 +51,6 @@ class SampleCheck:
             arguments: what the graph is called with.
             names: place → name, of the tensors of the user's batch.
             given: the user's ``batch_dims``: 0, or None for an argument that all microbatches share.
-            microbatches: into how many the batch is cut.
 
         Raises:
             RequestError: it does.
@@ -125,12 +124,9 @@ class NodeInfo:
     Args:
         tensor: whether its value is a tensor.
         several: whether its value is a tuple or list with tensors.
-        shape, dtype, differentiable: of the tensor.
-        storage: address of the tensor's storage.
         written: addresses of storages that the node writes in place.
         draws: number of random operators that it runs.
         flops: floating-point operations, as ``FlopCounterMode`` counts them.
-        bytes: of its value.
     """
 
     tensor: bool = False
@@ -189,7 +185,6 @@ def node_info(
     """Run a graph on fake tensors.
 
     Args:
-        arguments: values of its placeholders.
         shapes: position of an argument → the shape that it has instead.
 
     Raises:

@@ -108,7 +108,6 @@ class Averages:
     """The averages of the weights of one pipeline.
 
     Args:
-        save: writes the current values of the parameters.
         refuse_closed: raises an error if the pipeline is closed.
         whole: a context in which the parameters that replicas share are whole.
 
@@ -187,7 +186,6 @@ def visit_parameters(
 
     Args:
         function: called with name and parameter, under ``no_grad``; it may change the parameter in place.
-        key: of the random numbers.
 
     Returns:
         Name → return value of the function.

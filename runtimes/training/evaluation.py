@@ -56,7 +56,6 @@ class ForwardFunction:
     """A function that is run forward only.
 
     Args:
-        function: the step, or a function of model and batch.
         rows: whether it returns tensors with a row for each sample, and no loss.
         everywhere: whether every process gets the rows.
     """
@@ -70,7 +69,6 @@ class Evaluator:
     """Runs forwards on the stages of a pipeline.
 
     Args:
-        cut: the plan's cut, for functions captured here.
         state: of the pipeline; the number of evaluations selects their random numbers.
         changed: called when something of the model changed.
         varying: the sizes that differ between batches, in training and here.
@@ -106,9 +104,6 @@ class Evaluator:
 
     def batch(self, forwards: ForwardFunction, pieces: list[Microbatch]) -> Batch:
         """A batch that is ready to be evaluated.
-
-        Args:
-            forwards: the function.
 
         Raises:
             RequestError: the function cannot be captured, or the plan cannot run it, or ranks are in different modes.

@@ -156,7 +156,6 @@ def follow_trained(model: nn.Module, plan: Plan, states: Mapping[int, StageState
     """Freeze and unfreeze the parameters of stages like the model's.
 
     Args:
-        plan: has the parameters of each stage.
         whole_update: whether the update needs all stages at once, for a global norm or a scaler.
 
     Returns:

@@ -68,7 +68,6 @@ def own_tensors(
     will replace it; other local stages get copies.
 
     Args:
-        programs: of the local stages.
         where: local stage → its torch device. Tensors on another device are moved as by ``Module.to``: the user's
             tensors stay the same objects.
         unused: the stage of each tensor that the example's step does not use.

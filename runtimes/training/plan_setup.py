@@ -56,7 +56,6 @@ def stages_of_unused(model: nn.Module, step: CapturedStep, cut: Cut) -> dict[str
     All ranks get the same result. Parameters on meta have no stage, because nothing sets their values.
 
     Args:
-        step: the captured step.
         cut: of that step, into stages.
 
     Returns:
@@ -104,7 +103,6 @@ class PlanSetup:
     """The parts of a trainer that depend on the plan.
 
     Args:
-        evaluator: runs forwards.
         offloads: device of this process → its copies of saved tensors to the host.
     """
 
@@ -174,9 +172,6 @@ def check_transport(
     kind: BackendKind, plan: Plan, layout: Layout, parameters: Mapping[str, Tensor], where: Mapping[int, torch.device]
 ) -> None:
     """Refuse a plan that would send tensors that its backend cannot move.
-
-    Args:
-        kind: the backend.
 
     Raises:
         RequestError: the backend does not move a dtype, or tensors on a type of device.

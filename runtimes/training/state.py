@@ -53,8 +53,6 @@ class SharedGradient(Tensor):
         """One with the shape of a parameter, which takes no memory.
 
         Args:
-            parameter: it, or a slice of it.
-            name: the parameter's qualified name.
             why: it has no value, and what to do, for messages.
         """
         zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)

@@ -81,7 +81,6 @@ class Activity:
         """A context in which the device waits for other ranks.
 
         Args:
-            on: the ranks.
             what: the phase; the current one if None.
         """
         before = self.on, self.what
@@ -176,7 +175,6 @@ class WatchedBackend(Backend):
     """A device's end of a transport, with noted waits.
 
     Args:
-        end: the transport's own.
         numbers: for each device of the transport its number in the activity.
     """
 

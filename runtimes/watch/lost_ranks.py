@@ -111,11 +111,7 @@ def numbered(ranks: Sequence[int]) -> str:
 
 
 def reason_of(failure: BaseException, rank: int, others: Sequence[int], store: Any) -> str:
-    """Why all ranks stop after a failure on this one: which ranks are lost, or what this one raised.
-
-    Args:
-        failure: what this rank raised.
-    """
+    """Why all ranks stop after a failure on this one: which ranks are lost, or what this one raised."""
     if isinstance(failure, WorkerError):
         suspects: Sequence[int] = failure.suspects
     else:
@@ -137,7 +133,6 @@ def left_early(left: Mapping[int, str], waiting: int, where: str) -> str:
 
     Args:
         left: rank → the reason.
-        waiting: this rank.
         where: the action or phase in which it waits.
     """
     each = "; ".join(f"rank {rank} has closed its pipeline{why}" for rank, why in left.items())
@@ -214,9 +209,6 @@ def _level() -> ctypes.c_int | None:
 class JobStore:
     """A thread's own connection to the job's store, with the methods of torch's; all raise ``RuntimeError`` once the
     store has ended.
-
-    Args:
-        store: torch's.
     """
 
     def __init__(self, store: Any) -> None:

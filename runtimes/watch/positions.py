@@ -37,8 +37,6 @@ class Position:
     """Where a rank is.
 
     Args:
-        text: the method and the action.
-        stages: of the rank.
         on: the ranks that it waits for.
         quiet_s: seconds since its last progress, by its own clock.
         line: the user's line that it executes; empty if unknown.
@@ -46,7 +44,6 @@ class Position:
         stops: whether it knows the reason for which all ranks stop.
         process: its host, and the number of its process there.
         silent_s: seconds since its last sign of life, by the reader's clock.
-        number: of its document.
     """
 
     text: str

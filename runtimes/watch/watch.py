@@ -75,7 +75,6 @@ class FailureWatch:
 
     Args:
         store: the job's, with keys of this pipeline alone; all ranks have arrived there.
-        size: how many there are.
 
     Attributes:
         reported: whether this rank has reported that it stops.

@@ -31,8 +31,6 @@ class Instruction(NamedTuple):
 
     Args:
         wait: returns when the inputs of the action are available; None if there is nothing to wait for.
-        run: runs the action.
-        message: the message of a send or receive.
         queue: name of the action's queue.
         moved: returns the bytes that the action moved, after it has run; None for an action that moves nothing.
     """

@@ -25,11 +25,7 @@ _INVALID: list[Any] = []
 
 
 class CudaGraphPool:
-    """Captures CUDA graphs on one GPU, with one memory pool.
-
-    Args:
-        device: the GPU.
-    """
+    """Captures CUDA graphs on one GPU, with one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -125,7 +121,6 @@ class GraphPool(Protocol):
 
         Args:
             run: calls operators on tensors that exist when the graph is replayed, or that it allocates.
-            generators: of its random draws.
 
         Raises:
             RuntimeError: it reads a value on the host.

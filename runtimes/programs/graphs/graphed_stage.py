@@ -34,11 +34,7 @@ from .graph_pool import Graph, GraphPool
 
 
 class WrappedStage(StageRun):
-    """A stage in the place of another one: what it does not define itself is the other's.
-
-    Args:
-        run: the other stage.
-    """
+    """A stage in the place of another one: what it does not define itself is the other's."""
 
     def __init__(self, run: StageRun) -> None:
         self.run, self.index, self.batch, self.boundary = run, run.index, run.batch, run.boundary
@@ -97,11 +93,7 @@ class HeldStorages:
 
 @define(eq=False)
 class WatchedStorages:
-    """What one stage holds in a step that replays graphs.
-
-    Args:
-        storages: of the captured step.
-    """
+    """What one stage holds in a step that replays graphs."""
 
     storages: HeldStorages
     _now: dict[int, Held] = field(factory=dict, init=False)
@@ -128,9 +120,6 @@ class GraphedCall:
     """A captured action.
 
     Args:
-        graph: its graph.
-        inputs: the memory of its inputs.
-        generators: of its random draws.
         assigned: the parameters that have no gradient before it, with the gradients after it.
         held: the storages that the stage holds for the microbatch after it.
     """
@@ -160,8 +149,6 @@ class Capture:
     """The captures of one device.
 
     Args:
-        pool: captures graphs.
-        calls: receives the captured actions.
         storages: that the stages hold.
         owned: addresses of memory of the pool that inputs may have.
     """
@@ -277,7 +264,6 @@ class GraphedStage(WrappedStage):
         """Replay an action, or capture it.
 
         Args:
-            kind, microbatch: of the action.
             given: its inputs; the leaves that the stage reads are the last ones.
             run: runs the action on inputs, which it removes from their list, and leaves.
         """

@@ -67,11 +67,7 @@ def refuse_offload() -> None:
 
 
 def warn_of_ungraphed(compiled: Compiled) -> None:
-    """Warn of the stages of this process that run without graphs.
-
-    Args:
-        compiled: their programs.
-    """
+    """Warn of the stages of this process that run without graphs."""
     for stage, programs in compiled.programs.items():
         reason = programs.host_read and f"{programs.host_read} reads values on the host"
         if compiled.runs_python(stage):
