@@ -25,7 +25,7 @@ from .runtimes.pipeline import Pipeline
 from .runtimes.settings import Auto, Memory, PlanningOptions, Run, Update
 from .runtimes.update.optimizers import GivenOptimizer, OptimizerFactory
 from .runtimes.update.training import Training
-from .runtimes.watch.uncaught import print_uncaught_in_a_line
+from .runtimes.watch.process import print_uncaught_in_a_line
 from .simulators.oracle import simulated
 
 

@@ -33,10 +33,10 @@ from ..core.files.write import write_text
 from ..runtimes.devices.available_memory import machine
 from ..runtimes.devices.compute import Stopwatch, finished_s
 from ..runtimes.devices.devices import device_of_rank
-from ..runtimes.devices.host_copies import MeasuredCopy, host_copies
 from ..runtimes.launch.launch import make_team
 from ..runtimes.launch.team import Team
 from ..runtimes.profile.measured_cluster import ACK_BYTES, memory_of_each, pair_times
+from ..runtimes.profile.offload_rates import MeasuredCopy, host_copies
 from .output import bytes_text, note, print_json, print_table, rate_text, seconds_text
 
 

@@ -28,9 +28,17 @@ one order and use each once: NCCL connects on first use, and the host waits for 
 has a stream that nothing else uses. Sums run on the stream that they are issued to, so NCCL's own stream is not used.
 
 Not run on a GPU yet. On one GPU ``make cuda`` runs a communicator of one rank; the tests marked ``cuda`` need two GPUs.
+
+``CUDA_DEVICE_MAX_CONNECTIONS`` sets the number of hardware queues of a process. One with more streams than queues puts several streams into one. A message that waits then blocks the streams
+after it in the queue (CUDA C Programming Guide, environment variables: 8 by default, 32 at most). CUDA reads the
+variable when it is initialized, so the package sets it when it is imported (``__init__.py``). Part ``queues`` of
+``benchmarks/gpu`` counts the streams that wait for another one.
 """
 
+import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -38,15 +46,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..core.errors import RequestError, WorkerError
-from .connections import warn_of_few_connections
 from .contract import Backend, Handle, Pair
 from .data_collectives import all_gather_data
 from .identity import identity
 from .kind import BackendKind
-from .message_slot import MessageSlot, batches, load, unload
 from .nccl_groups import Communicator, check_count, pair_communicator, sum_communicator
-from .nccl_transfers import Channel, Receive, Transfer
+from .nccl_transfers import Channel, MessageSlot, Receive, Transfer, batches, load, unload
 from .streams import streams_of
+
+VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+_DEFAULT = 8
+
+
+@cache
+def warn_of_few_connections() -> None:
+    """Warn once if the process has fewer queues than a pipeline over NCCL has streams: two for each communicator."""
+    given = os.environ.get(VARIABLE)
+    count = int(given) if given is not None and given.isdecimal() else _DEFAULT
+    if count < 2 * _DEFAULT:
+        warnings.warn(
+            f"{VARIABLE} is {given or 'not set'}, so streams share {count} hardware queues and a message that waits "
+            f"may stop compute: set {VARIABLE}=32 before CUDA is initialized",
+            stacklevel=3,
+        )
+
 
 _FIRST_SUMS = (1, 1 << 14, 1 << 20, 1 << 23)
 """Elements of the warm-up all-reduces: NCCL connects an algorithm's channels when a size first uses it."""

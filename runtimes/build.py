@@ -46,8 +46,7 @@ from .pipeline import Pipeline
 from .planning.automatic import Planning
 from .planning.contest import Contest, arrangement
 from .planning.plan_cache import CachedPlans, EarlierPlans
-from .programs.options import ProgramOptions
-from .programs.stage_compiler import StageCompiler
+from .programs.stage_compiler import ProgramOptions, StageCompiler
 from .replan.replanner import Replanner
 from .session import Session
 from .tensor_parallel.options import tensors_of

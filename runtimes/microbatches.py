@@ -1,6 +1,7 @@
 """Cuts a batch into microbatches; refuses reuse of a batch that a step writes in place, since it writes into copies."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..core.capture.batch.batch_dims import BatchDims, place_samples, read_batch
 from ..core.capture.regions.breaks import StepFunction
 from ..core.capture.values.containers import BatchNesting, flatten_batch
 from ..core.capture.values.sparse_tensors import refuse_if_not_strided
-from ..core.errors import RequestError
+from ..core.errors import PanpipeError, RequestError, WorkerError
 from ..core.wording import first_of, shape_text
 
 
@@ -365,3 +366,24 @@ class WrittenBatches:
                     "before it is written"
                 )
             self._given[tensor] = tensor._version
+
+
+@contextmanager
+def naming_difference(example: Shape, pieces: Sequence[Microbatch]) -> Iterator[None]:
+    """A context that adds to the failure of an operator in what a batch differs from the example.
+
+    Failures that panpipe raises on purpose, and those of a rank that was lost, have other causes.
+
+    Args:
+        example: the shape of the example's largest microbatch.
+    """
+    try:
+        yield
+    except Exception as failure:
+        stopped = isinstance(failure, WorkerError) and not failure.lost
+        other = next(filter(None, (example.difference(piece.shape) for piece in pieces)), None)
+        if other is not None and stopped:
+            failure.args = (f"{failure}; {other}", *failure.args[1:])
+        elif other is not None and not isinstance(failure, PanpipeError):
+            failure.add_note(other)
+        raise

@@ -26,7 +26,7 @@ from .offload.tier import HOST, OffloadTier
 from .planning.contest import contest_rounds
 from .programs.compiler_choice import Compile, CompilerChoice
 from .update.optimizers import SchedulerFactory
-from .watch.timeout import timeout_of
+from .watch.positions import timeout_of
 from .weights import ModuleInit
 
 AUTO = "auto"

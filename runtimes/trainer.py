@@ -28,7 +28,6 @@ from ..core.logs import set_process
 from ..core.plan.plan import Plan
 from ..core.trace.trace import Trace
 from .batch.batch_agreement import NOT_UPDATED
-from .batch.difference import naming_difference
 from .batch.example import Example
 from .batch.modes import ModuleModes
 from .devices.compute import ComputeQueue
@@ -38,11 +37,11 @@ from .engine.results import Batch, BatchResult, weight_of
 from .engine.step_data import StepInputs, StepOptions, StepRecord
 from .engine.tracing import measured_trace, message_times
 from .launch.team import Team
-from .microbatches import BatchCutter, WrittenBatches
+from .microbatches import BatchCutter, WrittenBatches, naming_difference
 from .monitor.monitoring import UpdateNumbers
 from .monitor.monitors import Monitor
 from .offload.tier import OffloadTier
-from .programs.options import ProgramOptions
+from .programs.stage_compiler import ProgramOptions
 from .training.averages import Averages, visit_parameters
 from .training.evaluation import ForwardFunction
 from .training.plan_setup import PlanSetup, set_up_plan

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from attrs import evolve
-from panpipe.runtimes.devices.host_copies import host_copies
 from panpipe.runtimes.diagnose.parity import reference_step
+from panpipe.runtimes.profile.offload_rates import host_copies
 
 from benchmarks import gpt
 from benchmarks.gpu import training_parts

@@ -23,8 +23,8 @@ from panpipe.core.offload.choice import everything
 from panpipe.core.offload.plan_offload import offloadable, with_offload
 from panpipe.core.plan.plan import Plan
 from panpipe.core.trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
-from panpipe.runtimes.devices.host_copies import host_copies
 from panpipe.runtimes.offload.offloads import offloadable_storages
+from panpipe.runtimes.profile.offload_rates import host_copies
 from panpipe.runtimes.profile.operator_profile import profile_operators
 from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.runtimes.programs.graphs import graph_pool

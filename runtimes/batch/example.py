@@ -16,7 +16,7 @@ from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.user_lines import reason_of
 from ...core.logs import LOGGER
 from ..microbatches import Microbatch, Shape, split_batch
-from .varying_sizes import VaryingSizes, sizes_of
+from .shapes import VaryingSizes, sizes_of
 
 
 @frozen

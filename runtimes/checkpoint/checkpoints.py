@@ -27,7 +27,7 @@ from ..launch.team import Exchange, Team
 from ..training.averages import Averages
 from ..training.local_stages import LocalStages
 from ..training.state import PROGRESS, PipelineState
-from ..watch.uncaught import failure_at_exit
+from ..watch.process import failure_at_exit
 from .manifest import DCP_METADATA, cannot_write
 from .reading import CheckpointReader, gathered, narrowed
 from .state_parts import Parts, parts_of, state_of

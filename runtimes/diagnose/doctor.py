@@ -30,7 +30,7 @@ from ..batch.whole_loss import whole_and_mean
 from ..launch.team import Team
 from ..microbatches import Microbatch, split_batch
 from ..pipeline import Pipeline
-from ..programs.options import ProgramOptions
+from ..programs.stage_compiler import ProgramOptions
 from ..session import Session
 from ..trainer import Trainer
 from ..update.training import Training

@@ -25,8 +25,7 @@ from ..watch.lost_ranks import (
     without_torch_warnings,
 )
 from ..watch.positions import Position
-from ..watch.signals import WHERE
-from ..watch.uncaught import print_uncaught_in_a_line
+from ..watch.process import WHERE, print_uncaught_in_a_line
 from ..watch.watch import FailureWatch, process_here
 
 _POLL_S = 0.1

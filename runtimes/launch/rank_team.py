@@ -26,8 +26,8 @@ from ...core.errors import RequestError, WorkerError, message_of
 from ..watch.activity import HERE, WatchedBackend, watched
 from ..watch.failure import decoded, encoded, shortened, stopped
 from ..watch.lost_ranks import without_torch_warnings
-from ..watch.timeout import timeout_of
-from ..watch.uncaught import failure_at_exit
+from ..watch.positions import timeout_of
+from ..watch.process import failure_at_exit
 from .meeting import Meeting
 from .rank_tensors import WHOLE, RankTensors
 from .team import Exchange, Team

@@ -30,9 +30,8 @@ from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, described
 from ..watch.activity import Activity, WatchedBackend
-from ..watch.positions import ThreadHangs
-from ..watch.signals import WHERE
-from ..watch.timeout import timeout_of
+from ..watch.positions import ThreadHangs, timeout_of
+from ..watch.process import WHERE
 from .rank_tensors import WHOLE, RankTensors
 
 

@@ -17,8 +17,7 @@ from ..engine.step_data import StepOptions, StepRecord
 from ..microbatches import Microbatch
 from ..training.local_stages import LocalStages
 from ..update.stage_state import StageState
-from .monitors import Monitor, Monitors
-from .records import DeviceReport, StepReport
+from .monitors import DeviceReport, Monitor, Monitors, StepReport
 
 
 class UpdateNumbers(NamedTuple):

@@ -39,7 +39,7 @@ from ..launch.progress import Report, silent
 from ..launch.team import Team
 from ..profile.measured_cluster import measured_cluster
 from ..profile.offload_rates import with_hosts
-from ..programs.options import ProgramOptions
+from ..programs.stage_compiler import ProgramOptions
 from ..settings import PlanningOptions
 from ..update.optimizers import OptimizerFactory
 from .measurements import Measurements

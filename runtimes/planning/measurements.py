@@ -24,7 +24,7 @@ from ..launch.team import Team
 from ..offload.offloads import offloadable_storages
 from ..profile.operator_profile import profile_operators
 from ..programs.compiled import compile_stages
-from ..programs.options import ProgramOptions
+from ..programs.stage_compiler import ProgramOptions
 from ..update.optimizers import OptimizerFactory, stage_optimizer, state_share
 
 OPTIMIZER_STEPS, OPTIMIZER_BYTES = 3, 16 << 20

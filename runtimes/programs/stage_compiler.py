@@ -24,7 +24,9 @@ from ...core.capture.programs.stage import StageGraph
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.plan.plan import Plan
 from ...core.tensor_metadata import storage_of
+from ..launch.progress import Report, silent
 from ..watch.activity import HERE
+from .compiled import Programs
 from .compiler_choice import Boxed, CompilerChoice
 
 
@@ -273,3 +275,22 @@ def programs_run(programs: StagePrograms, kinds: Collection[Kind], again: bool) 
     if first is not None and second is not None and split:
         found += [first.run, second.run]
     return found
+
+
+@frozen
+class ProgramOptions:
+    """How the programs of stages are derived.
+
+    Args:
+        compiler: compiles sections of programs; None to run operators one by one.
+        graphs: whether they are captured as CUDA graphs.
+        plans: further plans of the same stages that the programs are compiled for.
+        known: programs of the example, which are reused; new ones are added.
+        report: called with what is captured after planning, if it takes long.
+    """
+
+    compiler: StageCompiler | None = None
+    graphs: bool = False
+    plans: tuple[Plan, ...] = ()
+    known: Programs = field(factory=dict)
+    report: Report = silent

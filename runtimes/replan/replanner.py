@@ -39,7 +39,7 @@ from ..planning.contest import Candidate, Contest, Turn
 from ..planning.contest_run import TimedSteps
 from ..planning.measurements import Measurements
 from ..profile.measured_cluster import measured_cluster
-from ..programs.options import ProgramOptions
+from ..programs.stage_compiler import ProgramOptions
 from ..settings import PlanningOptions
 from ..trainer import Trainer
 from ..training.plan_setup import PlanSetup

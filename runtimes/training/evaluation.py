@@ -33,15 +33,13 @@ from ...core.plan.plan import Plan
 from ...core.wording import module_text
 from ..batch.lru_cache import LruCache
 from ..batch.modes import ModuleModes
-from ..batch.shapes import Shapes
-from ..batch.varying_sizes import Dims, VaryingSizes
+from ..batch.shapes import Dims, Shapes, VaryingSizes
 from ..engine.prepared import PreparedSteps
 from ..engine.results import Batch, BatchResult
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
 from ..microbatches import Microbatch, Shape
-from ..programs.options import ProgramOptions
-from ..programs.stage_compiler import PlannedCompiler
+from ..programs.stage_compiler import PlannedCompiler, ProgramOptions
 from ..update.update import Ending
 from ..weights.remote_tensors import as_meta_tensors
 from .local_stages import LocalStages

@@ -27,8 +27,7 @@ from ...core.errors import RequestError
 from ...core.lowering.queues import sending_pairs
 from ...core.plan.plan import Plan
 from ..batch.example import Example
-from ..batch.shapes import Shapes
-from ..batch.varying_sizes import Dims
+from ..batch.shapes import Dims, Shapes
 from ..devices.compute import compute_device
 from ..engine.clocked import Clock
 from ..engine.prepared import PreparedSteps
@@ -40,8 +39,7 @@ from ..offload.offloads import offloads
 from ..offload.tier import OffloadTier
 from ..programs.compiled import Layout, compile_stages
 from ..programs.graphs.supported import check_plan, warn_of_ungraphed
-from ..programs.options import ProgramOptions
-from ..programs.stage_compiler import PlannedCompiler
+from ..programs.stage_compiler import PlannedCompiler, ProgramOptions
 from ..update.training import Training
 from ..update.update import NormParameters
 from ..weights.remote_tensors import RemoteTensor, as_meta_tensors

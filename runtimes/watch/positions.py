@@ -11,17 +11,19 @@ Hangs between devices that are threads of one process are found, and raised, by 
 """
 
 import atexit
+import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
 from attrs import evolve, frozen
 
-from ...core.errors import WorkerError
+from ...core.errors import RequestError, WorkerError
 from ...core.plain_data import decode, encode, exchanged
 from ...core.wording import first_of
 from .activity import Activity, QuietTime
-from .uncaught import end_process
+from .process import end_process
 
 LEFT_S = 10.0
 """The most seconds to wait for a rank that has closed its pipeline: what it sent before may still arrive."""
@@ -215,3 +217,35 @@ class ThreadHangs:
         quiet_s = quiet.update((activity.count, activity.on))
         line = activity.line() if quiet_s >= 1 and not activity.on else ""
         return Position(activity.text(), activity.stages, activity.on, quiet_s, line)
+
+
+TIMEOUT_S = 300.0
+"""The limit by default: one rank may still read its model while another one has captured it."""
+VARIABLE = "PANPIPE_TIMEOUT_S"
+"""The environment variable that replaces the default."""
+
+
+def timeout_of(given: float | None) -> float:
+    """The limit in seconds: the given one, the variable's, or `TIMEOUT_S`.
+
+    Raises:
+        RequestError: it is not a finite number above 0.
+    """
+    if given is not None:
+        return _checked(given, f"timeout_s is {given!r}")
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        return TIMEOUT_S
+    try:
+        return _checked(float(text), f"{VARIABLE} is '{text}'")
+    except ValueError:
+        return _checked(math.nan, f"{VARIABLE} is '{text}'")
+
+
+def _checked(seconds: float, what: str) -> float:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < math.inf:
+        raise RequestError(
+            f"{what}: give a finite number of seconds above 0, after which ranks stop waiting for each other"
+        )
+    return float(seconds)

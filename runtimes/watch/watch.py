@@ -44,8 +44,7 @@ from .lost_ranks import (
     uses_agent_store,
 )
 from .positions import LEFT_S, UNKNOWN, Position, hangs, reason_of_hang, table
-from .signals import WHERE
-from .uncaught import end_process, failure_at_exit, print_once, stops_too
+from .process import WHERE, end_process, failure_at_exit, print_once, stops_too
 
 _POLL_S = 0.5
 _TICK_S = 0.25

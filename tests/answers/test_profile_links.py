@@ -12,7 +12,7 @@ from panpipe.core.cluster.cluster import Cluster, Device, Link
 from panpipe.core.cluster.links.lines import fit_line
 from panpipe.core.cluster.links.shared import Cut, SharedLinks
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.devices.host_copies import MeasuredCopy
+from panpipe.runtimes.profile.offload_rates import MeasuredCopy
 
 CPU = torch.device("cpu")
 LINE = fit_line((1000, 2000, 3000), (2e-6, 3e-6, 4e-6))  # 1 µs, and 1 GB/s

@@ -7,7 +7,7 @@ import sys
 import warnings
 
 import pytest
-from panpipe.backends.connections import VARIABLE, warn_of_few_connections
+from panpipe.backends.nccl import VARIABLE, warn_of_few_connections
 
 SCRIPT = """
 import json, os, sys, types, warnings

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.backends import nccl
 from panpipe.backends.conformance import check
-from panpipe.backends.message_slot import batches
+from panpipe.backends.nccl_transfers import batches
 from panpipe.backends.registry import find_backend
 from panpipe.core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Kind
 from panpipe.core.errors import RequestError

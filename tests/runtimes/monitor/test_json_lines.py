@@ -5,8 +5,7 @@ import json
 import os
 import resource
 
-from panpipe.runtimes.monitor.monitors import JsonLines
-from panpipe.runtimes.monitor.records import DeviceReport, StepReport
+from panpipe.runtimes.monitor.monitors import DeviceReport, JsonLines, StepReport
 
 DEVICE = DeviceReport(0, 0, 0, (0,), 0.5, 0.25, 100, 60, 2, 8)
 

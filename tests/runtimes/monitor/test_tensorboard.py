@@ -5,8 +5,7 @@ import builtins
 import panpipe
 import pytest
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.monitor.monitors import TensorBoard, scalars
-from panpipe.runtimes.monitor.records import DeviceReport, StepReport
+from panpipe.runtimes.monitor.monitors import DeviceReport, StepReport, TensorBoard, scalars
 
 
 def report(step=3, **changes):

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from panpipe.runtimes.watch import signals
-from panpipe.runtimes.watch.signals import SIGNAL, WhereOnSignal
+from panpipe.runtimes.watch.process import SIGNAL, WhereOnSignal
 
 
 class Pipeline:

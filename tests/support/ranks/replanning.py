@@ -19,7 +19,7 @@ from panpipe.runtimes.diagnose.parity import reference_of_replicas
 from panpipe.runtimes.launch.team import Team, ThreadTeam
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.programs.options import ProgramOptions
+from panpipe.runtimes.programs.stage_compiler import ProgramOptions
 from panpipe.runtimes.replan.replanner import Replanner
 from panpipe.runtimes.settings import PlanningOptions
 from panpipe.runtimes.training.averages import WeightAverage

@@ -15,7 +15,7 @@ from panpipe.runtimes.monitor.monitors import Monitor
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.programs.compiled import compile_stages
-from panpipe.runtimes.programs.options import ProgramOptions
+from panpipe.runtimes.programs.stage_compiler import ProgramOptions
 from panpipe.runtimes.session import Session
 from panpipe.runtimes.trainer import Trainer
 from panpipe.runtimes.training.initial_weights import compare_initial_weights
