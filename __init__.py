@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def _request_connections() -> None:
-    """Request all 32 hardware queues of a GPU, unless the user has chosen a number (``backends/connections.py``)."""
+    """Request all 32 hardware queues of a GPU, unless the user has chosen a number (``backends/nccl.py``)."""
     if "CUDA_DEVICE_MAX_CONNECTIONS" in os.environ:
         return
     cuda = getattr(sys.modules.get("torch"), "cuda", None)

@@ -8,9 +8,10 @@ stage another.
 Every operation returns a handle. After ``wait`` the caller's next operations see the bytes; on CUDA it orders streams
 and need not block the host. `panpipe.backends.conformance` has a rule for each of these sentences.
 
-The memory into which a device receives the addends of sums is used again for the sums of a step. Fresh memory costs more than the sum: of 16 MiB over two ranks, 9.4 ms of processor time instead of 5.0 and
-25 ms instead of 13 (gloo, four ranks on two cores, torch 2.13), because the C library returns large blocks to the
-kernel, which then clears them page by page.
+The memory into which a device receives the addends of sums is used again for the sums of a step. Fresh memory costs
+more than the sum: of 16 MiB over two ranks, 9.4 ms of processor time instead of 5.0 and 25 ms instead of 13 (gloo, four
+ranks on two cores, torch 2.13), because the C library returns large blocks to the kernel, which then clears them page
+by page.
 """
 
 from abc import ABC, abstractmethod

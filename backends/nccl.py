@@ -29,10 +29,11 @@ has a stream that nothing else uses. Sums run on the stream that they are issued
 
 Not run on a GPU yet. On one GPU ``make cuda`` runs a communicator of one rank; the tests marked ``cuda`` need two GPUs.
 
-``CUDA_DEVICE_MAX_CONNECTIONS`` sets the number of hardware queues of a process. One with more streams than queues puts several streams into one. A message that waits then blocks the streams
-after it in the queue (CUDA C Programming Guide, environment variables: 8 by default, 32 at most). CUDA reads the
-variable when it is initialized, so the package sets it when it is imported (``__init__.py``). Part ``queues`` of
-``benchmarks/gpu`` counts the streams that wait for another one.
+``CUDA_DEVICE_MAX_CONNECTIONS`` sets the number of hardware queues of a process. One with more streams than queues puts
+several streams into one. A message that waits then blocks the streams after it in the queue (CUDA C Programming Guide,
+environment variables: 8 by default, 32 at most). CUDA reads the variable when it is initialized, so the package sets it
+when it is imported (``__init__.py``). Part ``queues`` of ``benchmarks/gpu`` counts the streams that wait for another
+one.
 """
 
 import os

@@ -8,8 +8,9 @@ frees the tensor. Panpipe keeps every tensor that another stream reads or writes
 that. It therefore needs no ``record_stream``, with which the time of reuse would depend on the host's timing, and the
 peak of a step would vary.
 
-CUDA events are used again, because creating one takes longer than recording it. An event can be recorded again when nothing references it any more: a stream that waits for it was given its position at
-that time. Timed events, which a trace alone needs, are a separate set; so are those of each device, as CUDA requires.
+CUDA events are used again, because creating one takes longer than recording it. An event can be recorded again when
+nothing references it any more: a stream that waits for it was given its position at that time. Timed events, which a
+trace alone needs, are a separate set; so are those of each device, as CUDA requires.
 """
 
 import gc

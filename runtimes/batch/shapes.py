@@ -5,10 +5,10 @@ the same batches, so they capture, keep and evict the same shapes without commun
 first compares its batch with the others: with different batches it would wait forever. Compiling can fail on one rank
 alone, for its stages; then all ranks fail, because they would wait for it in the step.
 
-The first batch is captured with its sizes. At the second one, the dimensions that differ (`VaryingSizes`) become symbols, and the step
-is captured once more; from then on a new size costs no capture: the programs get numbers in place of symbols. What the
-user declares (``dynamic=``) has symbols from the start. A step that decides by a size, such as ``if length > 128``, has
-guards, and is captured again for sizes beyond them.
+The first batch is captured with its sizes. At the second one, the dimensions that differ (`VaryingSizes`) become
+symbols, and the step is captured once more; from then on a new size costs no capture: the programs get numbers in place
+of symbols. What the user declares (``dynamic=``) has symbols from the start. A step that decides by a size, such as
+``if length > 128``, has guards, and is captured again for sizes beyond them.
 """
 
 import time
