@@ -1,13 +1,13 @@
 """A cache of bounded size that evicts the least recently used entries."""
 
-from collections.abc import Container, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Container
+from typing import TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class LruCache(Generic[K, V]):
+class LruCache(dict[K, V]):
     """Values by key; beyond a limit, the least recently used ones are evicted.
 
     Args:
@@ -15,23 +15,14 @@ class LruCache(Generic[K, V]):
     """
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.limit = limit
-        self._values: dict[K, V] = {}
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(list(self._values))
 
     def use(self, key: K) -> V | None:
         """The value of a key, which becomes the most recently used; None if there is none."""
-        if key not in self._values:
+        if key not in self:
             return None
-        value = self._values[key] = self._values.pop(key)
+        value = self[key] = self.pop(key)
         return value
 
     def keep(self, key: K, value: V, needed: Container[K] = ()) -> bool:
@@ -43,17 +34,8 @@ class LruCache(Generic[K, V]):
         Returns:
             Whether other values were evicted.
         """
-        self._values[key] = value
-        evicted = [old for old in self._values if old != key and old not in needed]
-        evicted = evicted[: max(len(self._values) - self.limit, 0)]
+        self[key] = value
+        evicted = [old for old in self if old != key and old not in needed][: max(len(self) - self.limit, 0)]
         for old in evicted:
-            del self._values[old]
+            del self[old]
         return bool(evicted)
-
-    def drop(self, key: K) -> None:
-        """Remove a value, if it is there."""
-        self._values.pop(key, None)
-
-    def clear(self) -> None:
-        """Remove all values."""
-        self._values.clear()

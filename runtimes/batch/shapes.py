@@ -32,7 +32,7 @@ from ...core.garbage import rare_collections
 from ..launch.progress import NOTICED_S, Report, reported_if_slow, silent
 from ..launch.team import Team
 from ..microbatches import Microbatch, Shape
-from ..programs.compiled import Compiled, ProgramCompiler, compile_possibly_empty
+from ..programs.compiled import Compiled, ProgramCompiler, compile_stages
 from .lru_cache import LruCache
 
 _INNER = 2
@@ -291,7 +291,7 @@ class Shapes:
                 f"the step returns {parts} for microbatches of {shape} and {self._parts} for the example: return the "
                 "same parts for every shape"
             )
-        return compile_possibly_empty(operators, stages, list(self._where), self._where, compiler)
+        return compile_stages(operators, stages, self._where, self._where, compiler, may_be_empty=True)
 
     def _captured(self, piece: Microbatch, dims: Dims | None = None) -> CapturedStep:
         """The step for a microbatch; an error begins with the batch's first difference from the example."""

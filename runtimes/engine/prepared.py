@@ -305,9 +305,7 @@ class PreparedSteps:
 
     def forget(self) -> None:
         """Drop all prepared steps; after a failed step, whose messages and saved tensors must not reach the next."""
-        for key in self._kept:
-            variant = self._kept.use(key)
-            assert variant is not None
+        for variant in self._kept.values():
             variant.steps.clear()
             variant.runs.clear()
             for shared in variant.shared.values():
@@ -357,9 +355,9 @@ def _drop_evicted_shapes(variant: _Variant) -> None:
     gone = [shape for shape in variant.runs if shape not in variant.shapes]
     for shape in gone:
         del variant.runs[shape]
-    for key in variant.steps if gone else ():
+    for key in list(variant.steps) if gone else ():
         if any(shape in gone for shape, _ in key[1]):
-            variant.steps.drop(key)
+            del variant.steps[key]
     before, variant.capture_s = variant.capture_s, variant.shapes.capture_s
     if variant.capture_s - before > (0 if gone else _LONG_S):
         gc.collect()  # captured graphs contain reference cycles, and their tensors are large

@@ -71,6 +71,7 @@ def compile_stages(
     where: Mapping[int, torch.device] | None = None,
     compiler: ProgramCompiler | None = None,
     known: Programs | None = None,
+    may_be_empty: bool = False,
 ) -> Compiled:
     """Derive the programs of some stages of a plan.
 
@@ -79,28 +80,15 @@ def compile_stages(
         where: stage → its device; by default the device that the step was captured for.
         compiler: compiles sections of programs; None to run operators one by one.
         known: programs of this captured step and compiler, which are reused; new ones are added.
+        may_be_empty: whether stages may have no operators: a step of another shape may have fewer than the planned one.
 
     Raises:
         RequestError: the stages do not cover the step's operators, or a stage has no valid programs.
     """
-    if any(not stage for stage in stages):
-        empty = next(i for i, stage in enumerate(stages) if not stage)
+    empty = next((i for i, stage in enumerate(stages) if not stage), None)
+    if empty is not None and not may_be_empty:
         raise RequestError(f"stage {empty} has no operators: every stage needs one; use fewer stages")
-    return compile_possibly_empty(operators, stages, wanted, where, compiler, known)
-
-
-def compile_possibly_empty(
-    operators: Operators,
-    stages: Sequence[Sequence[str]],
-    wanted: Iterable[int],
-    where: Mapping[int, torch.device] | None = None,
-    compiler: ProgramCompiler | None = None,
-    known: Programs | None = None,
-) -> Compiled:
-    """As `compile_stages`, but stages may be empty: a step of another shape may have fewer operators than the planned
-    one."""
-    layout = boundaries(operators, stages)
-    devices = where or {}
+    layout, devices = boundaries(operators, stages), where or {}
     programs = {} if known is None else known
     names = tuple(map(tuple, stages))
     keys = {i: (names, i, devices.get(i)) for i in wanted}

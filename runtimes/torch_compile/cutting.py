@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import frozen
 from torch import fx
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...core.capture.graph.randomness import KeyedRandom
 from ...core.cluster.catalog import find_device
+from ...core.search.suggestions.regular_cuts import partition_chain
 from .samples import NodeInfo, tensors_of
 
 _OPENING = ("_enter_autocast", "_vmap_increment_nesting", "_grad_increment_nesting", "_saved_tensors_hooks_disable")
@@ -98,40 +100,12 @@ def _forbidden(graph: fx.GraphModule, nodes: Sequence[fx.Node], info: Mapping[fx
 
 
 def _even(costs: Sequence[float], allowed: Sequence[int], stages: int) -> list[int]:
-    """The places for which the most expensive stage is cheapest, by bisection over the cost limit of a stage."""
-    if not allowed or stages < 2:
-        return []
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-
-    def within(limit: float) -> list[int]:
-        places: list[int] = []
-        start = 0
-        while sums[-1] - sums[start] > limit and len(places) < stages - 1:
-            fitting = [place for place in allowed if place > start and sums[place] - sums[start] <= limit]
-            later = [place for place in allowed if place > start]
-            if not later:
-                break
-            start = fitting[-1] if fitting else later[0]
-            places.append(start)
-        return places
-
-    def largest(places: Sequence[int]) -> float:
-        return max(sums[b] - sums[a] for a, b in pairwise([0, *places, len(costs)]))
-
-    low, high = 0.0, sums[-1]
-    best = within(high * (1 - 1e-9))
-    for _ in range(60):
-        limit = (low + high) / 2
-        places = within(limit)
-        if largest(places) <= limit * (1 + 1e-12):
-            high = limit
-        else:
-            low = limit
-        if largest(places) < largest(best):
-            best = places
-    return best
+    """The places for which the most expensive stage is cheapest."""
+    ends = np.array([*allowed, len(costs)])
+    before, starts = np.concatenate(([0.0], np.cumsum(costs))), np.concatenate(([0], ends))
+    cost = np.where(starts[:, None] < ends[None, :], before[ends][None, :] - before[starts][:, None], np.inf)
+    _, places = partition_chain(cost, min(stages, len(ends)), np.maximum)
+    return [int(ends[place]) for place in places[:-1]]
 
 
 def _stages(graph: fx.GraphModule, info: Mapping[fx.Node, NodeInfo], parts: Sequence[Sequence[fx.Node]]) -> list[Stage]:

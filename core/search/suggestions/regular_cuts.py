@@ -43,9 +43,9 @@ def regular_cut(graph: OpGraph, count: int) -> Stages | None:
     length = before[ends][None, :] - before[starts][:, None]  # of a stage from each start to each end
     size = (ends[None, :] - starts[:, None]).astype(float)
     after = np.arange(len(starts))[:, None] <= np.arange(len(ends))[None, :]
-    longest, _ = _partition(np.where(after, length, np.inf), count, np.maximum)
+    longest, _ = partition_chain(np.where(after, length, np.inf), count, np.maximum)
     allowed = after & (length <= SLACK * longest)
-    _, places = _partition(np.where(allowed, size**2, np.inf), count, np.add)
+    _, places = partition_chain(np.where(allowed, size**2, np.inf), count, np.add)
     bounds = [0, *(int(ends[place]) for place in places)]
     names = [node.name for node in graph.nodes]
     return tuple(tuple(names[a:b]) for a, b in pairwise(bounds))
@@ -71,7 +71,7 @@ def thin_positions(graph: OpGraph) -> list[int]:
     return [i for i in range(1, count) if sent[i] <= min(sent[max(i - NEAR, 1) : min(i + NEAR, count - 1) + 1])]
 
 
-def _partition(weights: "np.ndarray", count: int, join: "np.ufunc") -> tuple[float, list[int]]:
+def partition_chain(weights: "np.ndarray", count: int, join: "np.ufunc") -> tuple[float, list[int]]:
     """The chain of ``count`` stages with the smallest total weight.
 
     Args:
