@@ -1,5 +1,6 @@
 """Collectives of plain data: what torch's object collectives do, without pickle (see `plain_data`)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,3 +84,19 @@ def _value(data: Tensor, rank: int) -> Any:
         raise WorkerError(
             f"rank {rank} sent data that cannot be read ({error}): all ranks must run the same version of panpipe"
         ) from error
+
+
+def group_store(kind: str, ranks: Sequence[int], place: int) -> Any:
+    """A part of the job's store for one group, the same for all its ranks if they create their groups in one order.
+
+    ``dist.new_group`` needs all ranks of the job for every group. Its ``use_local_synchronization`` names a group after
+    its ranks and the number of groups that a rank has, which differs between ranks, so that they would wait forever.
+
+    Args:
+        ranks: of the group, in the job.
+        place: this rank's index among them.
+    """
+    c10d = dist.distributed_c10d
+    store = c10d._get_default_store()
+    name = f"panpipe/{kind}/{','.join(map(str, ranks))}"
+    return c10d.PrefixStore(f"{name}/{store.add(f'{name}/{ranks[place]}', 1)}", store)

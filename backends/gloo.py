@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..core.errors import WorkerError, message_of
 from .contract import Backend, Handle
-from .group_store import group_store
+from .data_collectives import group_store
 from .kind import BackendKind
 
 ENDLESS = timedelta(days=365)

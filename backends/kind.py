@@ -1,5 +1,6 @@
 """The description of a backend: its name, where it works, and how to create its ends."""
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,3 +71,10 @@ class BackendKind:
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+def identity(device: torch.device) -> str:
+    """The name of a device on its host; of a GPU by its UUID, independent of CUDA_VISIBLE_DEVICES."""
+    if device.type != "cuda":
+        return f"{device} of {socket.gethostname()}"
+    return f"GPU {getattr(torch.cuda.get_device_properties(device), 'uuid', device)} of {socket.gethostname()}"

@@ -49,8 +49,7 @@ from torch import Tensor
 from ..core.errors import RequestError, WorkerError
 from .contract import Backend, Handle, Pair
 from .data_collectives import all_gather_data
-from .identity import identity
-from .kind import BackendKind
+from .kind import BackendKind, identity
 from .nccl_groups import Communicator, check_count, pair_communicator, sum_communicator
 from .nccl_transfers import Channel, MessageSlot, Receive, Transfer, batches, load, unload
 from .streams import streams_of

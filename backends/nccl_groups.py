@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
 from ..core.errors import RequestError
-from .group_store import group_store
+from .data_collectives import group_store
 
 PAIR_VARIABLE, PAIR_CTAS = "PANPIPE_NCCL_PAIR_CTAS", 4
 SUM_VARIABLE, SUM_CTAS = "PANPIPE_NCCL_SUM_CTAS", 16

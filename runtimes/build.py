@@ -30,12 +30,12 @@ from ..core.tensor_collectives import OneRank, communicating
 from ..core.validation.validate import validate
 from ..core.wording import counted
 from .batch.example import Example
-from .batch.whole_loss import warn_if_cut_changes_loss
+from .batch.losses import warn_if_cut_changes_loss
 from .devices.compute import compute_device
 from .devices.devices import assign_devices, device_of_rank
 from .devices.heap import SMALL, keep_freed_memory
 from .engine.clocked import VirtualDevices
-from .launch.agreement import check_same, check_same_step, model_in_words
+from .launch.agreement import InitialWeights, check_same, check_same_step, compare_initial_weights, model_in_words
 from .launch.launch import make_team, mesh_for, rank_of_job, replica_here, virtual_team, world_size
 from .launch.meeting import Meeting
 from .launch.progress import Report, progress_lines, silent
@@ -51,7 +51,6 @@ from .replan.replanner import Replanner
 from .session import Session
 from .tensor_parallel.options import tensors_of
 from .trainer import Trainer
-from .training.initial_weights import InitialWeights, compare_initial_weights
 from .update.optimizers import describe_update
 from .watch.activity import HERE
 from .weights import Weights, weights_from

@@ -28,8 +28,7 @@ from ..core.logs import set_process
 from ..core.plan.plan import Plan
 from ..core.trace.trace import Trace
 from .batch.batch_agreement import NOT_UPDATED
-from .batch.example import Example
-from .batch.modes import ModuleModes
+from .batch.example import Example, ModuleModes
 from .devices.compute import ComputeQueue
 from .engine.clocked import Clock
 from .engine.prepared import WEIGHT, Prepared

@@ -1,4 +1,7 @@
-"""The example of a pipeline: the user's model and step, and the microbatch that the step was captured for."""
+"""The example of a pipeline: the user's model and step, and the microbatch that the step was captured for.
+
+A captured step has the modes of the modules, training or evaluation, of its capture.
+"""
 
 from functools import partial
 from typing import Any
@@ -14,6 +17,7 @@ from ...core.capture.export.step import capture_step, symbolic_sizes
 from ...core.capture.graph.sizes import NotSymbolic
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.user_lines import reason_of
+from ...core.errors import RequestError
 from ...core.logs import LOGGER
 from ..microbatches import Microbatch, Shape, split_batch
 from .shapes import VaryingSizes, sizes_of
@@ -104,3 +108,41 @@ class Example:
         buffers = self.operators.step.buffers
         read = [buffers[node.name] for node in self.operators.step.graph.nodes if node.name in buffers and node.users]
         return list(dict.fromkeys([*self.operators.graph.parameters, *read]))
+
+
+Modes = tuple[bool, ...]
+"""For every module whether it is in training mode."""
+
+
+class ModuleModes:
+    """The modes of a model's modules at the creation of this object."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(model.named_modules())
+        self._then = self.now()
+
+    def now(self) -> Modes:
+        """The current modes."""
+        return tuple(module.training for module in self._modules.values())
+
+    def first_other(self, one: Modes, other: Modes) -> str | None:
+        """Name of the first module whose mode differs between the two; None if none does."""
+        found = zip(self._modules, one, other, strict=True)
+        return next((name for name, here, there in found if here is not there), None)
+
+    def refuse_other_mode(self) -> None:
+        """Refuse to train a model that is in the other mode as a whole, as after an evaluation without ``train()``.
+
+        Modes of single modules may change, as where BatchNorm is frozen later: the step is captured again for them.
+
+        Raises:
+            RequestError: the model's mode has changed.
+        """
+        then, now = self._then[0], self.now()[0]
+        if then is not now:
+            words = {True: "training", False: "evaluation"}
+            raise RequestError(
+                f"the model is in {words[now]} mode and was captured in {words[then]} mode: a pipeline trains in the "
+                "mode that its model had; restore it, as model.train() does after an evaluation, or build another "
+                "pipeline"
+            )

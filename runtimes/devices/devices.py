@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from ...backends.identity import identity
+from ...backends.kind import identity
 from ...core.errors import RequestError
 from ..launch.team import Team
 

@@ -26,7 +26,7 @@ from ...core.schedules.problem import ScheduleProblem
 from ...core.schedules.registry import find_family
 from ...core.search import even_plan
 from ..batch.example import Example
-from ..batch.whole_loss import whole_and_mean
+from ..batch.losses import whole_and_mean
 from ..launch.team import Team
 from ..microbatches import Microbatch, split_batch
 from ..pipeline import Pipeline

@@ -37,7 +37,7 @@ from ...core.trace.callback import ActionCallback, CallMoment
 from ...core.trace.trace import Trace
 from ..launch.progress import Report
 from .executor import BoundActions
-from .messages import Message
+from .step_data import Message
 
 Clock = Callable[[Plan, ActionCallback], Trace]
 """Runs a step of a plan: calls the callback for every action at its time, and returns the trace."""

@@ -41,8 +41,7 @@ from ..programs.graphs.graphed_stage import (
 from ..programs.stage_run import StageRun
 from .executor import Prepare
 from .instructions.instructions import Instruction
-from .messages import Message
-from .step_data import Frame
+from .step_data import Frame, Message
 
 _LOG = logging.getLogger("panpipe.graphs")
 

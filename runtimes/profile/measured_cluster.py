@@ -13,7 +13,7 @@ from itertools import combinations
 import torch
 
 from ...backends.contract import Backend, Pair
-from ...backends.identity import identity
+from ...backends.kind import identity
 from ...core.cluster.cluster import Cluster, Device, fully_connected
 from ...core.cluster.links.lines import LineFit, fit_line
 from ...core.cluster.routing import Link

@@ -31,8 +31,8 @@ from ...core.errors import RequestError
 from ...core.lowering.derive import forward_only
 from ...core.plan.plan import Plan
 from ...core.wording import module_text
+from ..batch.example import ModuleModes
 from ..batch.lru_cache import LruCache
-from ..batch.modes import ModuleModes
 from ..batch.shapes import Dims, Shapes, VaryingSizes
 from ..engine.prepared import PreparedSteps
 from ..engine.results import Batch, BatchResult

@@ -9,7 +9,7 @@ size is divisible by it *carries* samples. `RowWatch` records the operators that
     joint      relates samples in another way: all pairs, a mean over weights, a root of a mean
 
 The first two cannot be cut. The others may change the loss: `part` and `joint` are candidates, which both values decide
-(see `runtimes/batch/whole_loss.py`), so a rule may find too much. A mean over samples relates nothing. BatchNorm
+(see `runtimes/batch/losses.py`), so a rule may find too much. A mean over samples relates nothing. BatchNorm
 computes statistics over all dimensions but one, and is documented elsewhere.
 """
 

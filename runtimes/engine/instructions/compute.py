@@ -8,8 +8,7 @@ from torch import Tensor
 from ....core.actions import Action, Kind
 from ....core.capture.graph.storages import StorageMeter
 from ...programs.stage_run import StageRun
-from ..messages import Message
-from ..step_data import Frame, peaks_of
+from ..step_data import Frame, Message, peaks_of
 from .instructions import Binder, Call, Instruction, executes
 
 

@@ -19,8 +19,7 @@ from ....core.trace.trace import COMPUTE_QUEUE
 from ...offload.device_offload import BoundOffload
 from ...programs.stage_run import StageRun
 from ..lowered_plan import LoweredPlan
-from ..messages import Message, MessageKey, finished_sends
-from ..step_data import Frame
+from ..step_data import Frame, Message, MessageKey, finished_sends
 from ..tied import TiedReduction
 
 Call = Callable[[], None]

@@ -4,7 +4,7 @@ import torch
 
 from ....core.actions import Action, Kind
 from ....core.trace.trace import receive_queue, send_queue
-from ..messages import Message
+from ..step_data import Message
 from .instructions import Binder, Instruction, executes
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from attrs import define, field
 from panpipe.backends import nccl, streams
-from panpipe.backends.group_store import group_store
+from panpipe.backends.data_collectives import group_store
 from panpipe.backends.kind import BackendKind
 from panpipe.backends.nccl import NcclBackend
 
