@@ -25,7 +25,6 @@ from ...core.cluster.mesh import DATA, PIPELINE, Mesh, mesh_of
 from ...core.errors import RequestError, WorkerError, message_of
 from ..watch.activity import HERE, WatchedBackend, watched
 from ..watch.failure import decoded, encoded, shortened, stopped
-from ..watch.lost_ranks import without_torch_warnings
 from ..watch.positions import timeout_of
 from ..watch.process import failure_at_exit
 from .meeting import Meeting
@@ -76,7 +75,7 @@ class RankTeam(Team):
             self._others = tuple(other for other in range(meeting.size) if other != self._rank)
             self._watch = meeting.watch
             waiting = HERE.waiting(self._others, "the connection of the ranks")
-            with self._watched(), waiting, without_torch_warnings():
+            with self._watched(), waiting:
                 meeting.create_group()
                 self._connect(kind, mesh)
         self._closed, self._pid = False, os.getpid()
@@ -212,8 +211,7 @@ class RankTeam(Team):
 
     def background_exchange(self) -> Exchange:
         if self._background is None:
-            waiting = HERE.waiting(self._others, "the group for checkpoints")
-            with self._watched(), waiting, without_torch_warnings():
+            with self._watched(), HERE.waiting(self._others, "the group for checkpoints"):
                 self._background = dist.new_group(backend="gloo", timeout=_BACKGROUND_TIMEOUT)
 
         def gather(value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -142,12 +142,10 @@ class Team(ABC):
     @contextmanager
     def inside(self, method: str) -> Iterator[None]:
         """A context in which a method of the pipeline runs; reasons of hangs and ``SIGUSR1`` name it."""
-        outer = [(activity, activity.enter(method)) for activity in self.activities.values()]
-        try:
+        with ExitStack() as stack:
+            for activity in self.activities.values():
+                stack.enter_context(activity.inside(method))
             yield
-        finally:
-            for activity, before in outer:
-                activity.leave(before)
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
         """A context in which this process waits for all others, for what does not use the team's own operations.

@@ -55,26 +55,17 @@ class Activity:
         self.what = what
         self.count += 1
 
-    def enter(self, method: str) -> str:
-        """Note that a method of the pipeline runs; returns the one that called it, for `leave`."""
-        outer, self.method, self.what = self.method, method, ""
-        self.thread = threading.get_ident()
-        self.count += 1
-        return outer
-
-    def leave(self, outer: str) -> None:
-        """Note that the method has returned or raised."""
-        self.last, self.method, self.what = self.method, outer, ""
-        self.count += 1
-
     @contextmanager
     def inside(self, method: str) -> Iterator[None]:
         """A context in which a method of the pipeline runs."""
-        outer = self.enter(method)
+        outer, self.method, self.what = self.method, method, ""
+        self.thread = threading.get_ident()
+        self.count += 1
         try:
             yield
         finally:
-            self.leave(outer)
+            self.last, self.method, self.what = self.method, outer, ""
+            self.count += 1
 
     @contextmanager
     def waiting(self, on: tuple[int, ...], what: object = None) -> Iterator[None]:

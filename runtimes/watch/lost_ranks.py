@@ -13,8 +13,8 @@ Every rank writes its position twice a second, so a document that stays the same
 A rank is named as lost if it is known to be. Where a transport suspects several, the silent ones among them are.
 
 A call of a store whose host has ended raises a ``RuntimeError``, which panpipe turns into a line. torch also logs each
-such call as a warning with a C++ backtrace, on standard error. So warnings are off during calls of the store; errors
-are still logged. torch reads its log level at each message, and has no function to set it: it is a variable of its
+such call as a warning with a C++ backtrace, on standard error. So warnings are off while ranks are watched; errors are
+still logged. torch reads its log level at each message, and has no function to set it: it is a variable of its
 library ``c10``.
 """
 
@@ -206,21 +206,8 @@ def _level() -> ctypes.c_int | None:
     return None
 
 
-class JobStore:
-    """A thread's own connection to the job's store, with the methods of torch's; all raise ``RuntimeError`` once the
-    store has ended.
-    """
-
-    def __init__(self, store: Any) -> None:
-        with without_torch_warnings():
-            self._store = store.clone() if hasattr(store, "clone") else store
-            self._store.set_timeout(_ANSWER)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._store, name)
-
-        def call(*given: Any) -> Any:
-            with without_torch_warnings():
-                return method(*given)
-
-        return call
+def own_connection(store: Any) -> Any:
+    """A thread's own connection to the job's store; its methods raise ``RuntimeError`` once the store has ended."""
+    own = store.clone() if hasattr(store, "clone") else store
+    own.set_timeout(_ANSWER)
+    return own

@@ -22,7 +22,7 @@ import select
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,17 @@ from ...core.errors import WorkerError, message_of
 from .activity import HERE, Activity, QuietTime
 from .lost_ranks import (
     FAILURE_KEY,
-    JobStore,
     documents,
     hosts_store,
     left_early,
     linger,
+    own_connection,
     position_key,
     process_ended,
     reason_of,
     store_ended,
     uses_agent_store,
+    without_torch_warnings,
 )
 from .positions import LEFT_S, UNKNOWN, Position, hangs, reason_of_hang, table
 from .process import WHERE, end_process, failure_at_exit, print_once, stops_too
@@ -84,7 +85,9 @@ class FailureWatch:
         self._rank, self._timeout_s, self._activity = rank, timeout_s, activity
         self._others = [other for other in range(size) if other != rank]
         # Separate connections: the main thread may wait in the default one, and reports use the second.
-        self._store, self._reports = JobStore(store), JobStore(store)
+        self._quiet = ExitStack()
+        self._quiet.enter_context(without_torch_warnings())
+        self._store, self._reports = own_connection(store), own_connection(store)
         self._every_s = max(min(_POLL_S, timeout_s / 8), size / _READERS)
         self._tick_s = min(_TICK_S, timeout_s / 8)
         self._process = process_here()
@@ -205,6 +208,7 @@ class FailureWatch:
             if hosts_store(self._rank):
                 linger(self._reports, self._others)
         self._processes.close()
+        self._quiet.close()
 
     def _look(self) -> None:
         """Publish this rank's position, and look for a reason to stop, again and again; a thread's function."""
