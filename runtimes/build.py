@@ -39,7 +39,6 @@ from .launch.agreement import InitialWeights, check_same, check_same_step, compa
 from .launch.launch import make_team, mesh_for, rank_of_job, replica_here, virtual_team, world_size
 from .launch.meeting import Meeting
 from .launch.progress import Report, progress_lines, silent
-from .launch.rank_tensors import RankTensors
 from .launch.team import Team
 from .options import PipelineOptions
 from .pipeline import Pipeline
@@ -76,7 +75,7 @@ def build_pipeline(
     """
     with HERE.inside("pipeline()"), random_states_kept(), rare_collections():
         refuse_arguments(model, step)
-        return _check_and_build(unwrapped(model), step, batch, options, virtual, report)
+        return _Builder(unwrapped(model), step, options, virtual, report).pipeline(batch)
 
 
 def refuse_arguments(model: Any, step: Any) -> None:
@@ -105,120 +104,118 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _check_and_build(
-    model: nn.Module,
-    step: StepFunction,
-    batch: Any,
-    options: PipelineOptions,
-    virtual: VirtualDevices | None,
-    report: Report,
-) -> Pipeline:
-    tensors = tensors_of(model, step, options)
-    model, step = tensors.program(model, step)
-    device_type = options.check(model)
-    meeting, world = None, world_size() or 1
-    if world > 1 and not options.simulated:
-        if not tensors.divided:
-            replica_here(options.plan, options.mesh)  # refuses a mesh for other ranks before this one waits for them
-        meeting = Meeting(options.run.timeout_s)
-    try:
-        return _build_checked(model, step, batch, options, virtual, report, device_type, meeting, tensors)
-    except BaseException as failure:
-        if meeting is not None:
-            if not isinstance(failure, PanpipeError) and not meeting.watch.reported:
-                meeting.watch.report(failure)
-            meeting.watch.stop(failure)
-        raise
+class _Builder:
+    """Builds a pipeline of a step. Whatever can be checked without the step is checked first: what follows takes time.
 
+    Attributes:
+        model, step: what this rank runs.
+        programs: how the programs of stages are derived.
+    """
 
-def _build_checked(
-    model: nn.Module,
-    step: StepFunction,
-    batch: Any,
-    options: PipelineOptions,
-    virtual: VirtualDevices | None,
-    report: Report,
-    device_type: str,
-    meeting: Meeting | None,
-    tensors: RankTensors,
-) -> Pipeline:
-    # Whatever can be checked without the step is checked before this: what follows takes time.
-    report("capturing the step")
-    example = Example.capture(
-        model, step, batch, options.microbatches, options.batch_dims, device_type, not tensors.divided, options.dynamic
-    )
-    if (rank_of_job() or (0, 1))[0] == 0:
-        warn_if_cut_changes_loss(model, step, batch, example.shape.dims, options.microbatches, example.trace)
-    source = weights_from(options.run.weights, model, options.training.seed)
-    source.check(example.read_tensors)
-    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    keep_freed_memory(*([SMALL] if on_meta else []))
-    plan = options.plan
-    if plan is None and virtual is not None:
-        plan = virtual.planned(example.operators, report)
-    team = _team(options, plan, device_type, compute_device([*model.parameters(), *model.buffers()]), meeting, tensors)
-    try:
-        builder = _Builder(options, example, team, virtual, report)
-        tensors.check_mesh(options.mesh, team.mesh)
-        tensors.check([example])
-        initial = builder.check_ranks(source)
+    def __init__(
+        self,
+        model: nn.Module,
+        step: StepFunction,
+        options: PipelineOptions,
+        virtual: VirtualDevices | None,
+        report: Report,
+    ) -> None:
+        self.options, self.virtual, self.report = options, virtual, report
+        self.tensors = tensors_of(model, step, options)
+        self.model, self.step = self.tensors.program(model, step)
+        self.device_type = options.check(self.model)
+        self.held = [*self.model.parameters(), *self.model.buffers()]
+        self.meeting: Meeting | None = None
+        if (world_size() or 1) > 1 and not options.simulated:
+            if not self.tensors.divided:
+                replica_here(options.plan, options.mesh)  # refuses a mesh for other ranks, before this one waits
+            self.meeting = Meeting(options.run.timeout_s)
+
+    def pipeline(self, batch: Any) -> Pipeline:
+        """The pipeline, from an example batch. A failure of this rank alone is reported to the others."""
+        try:
+            source = self._capture(batch)
+            plan = self.options.plan
+            if plan is None and self.virtual is not None:
+                plan = self.virtual.planned(self.example.operators, self.report)
+            self.team = self._new_team(plan)
+            return Pipeline(self._session(plan, source))
+        except BaseException as failure:
+            self._end(failure)
+            raise
+
+    def _end(self, failure: BaseException) -> None:
+        """Close what is open, and report a failure of this rank alone to the others."""
+        alone = not isinstance(failure, PanpipeError)
+        if hasattr(self, "team"):
+            if alone:
+                self.team.fail(failure)
+            self.team.close(failure)
+        elif self.meeting is not None:
+            if alone and not self.meeting.watch.reported:
+                self.meeting.watch.report(failure)
+            self.meeting.watch.stop(failure)
+
+    def _capture(self, batch: Any) -> Weights:
+        """Capture the step. Returns the source of the model's values."""
+        options, model, step, count = self.options, self.model, self.step, self.options.microbatches
+        self.report("capturing the step")
+        self.example = example = Example.capture(
+            model, step, batch, count, options.batch_dims, self.device_type, not self.tensors.divided, options.dynamic
+        )
+        if (rank_of_job() or (0, 1))[0] == 0:
+            warn_if_cut_changes_loss(model, step, batch, example.shape.dims, count, example.trace)
+        source = weights_from(options.run.weights, model, options.training.seed)
+        source.check(example.read_tensors)
+        keep_freed_memory(*([SMALL] if any(tensor.is_meta for tensor in self.held) else []))
+        return source
+
+    def _new_team(self, plan: Plan | None) -> Team:
+        """The devices, before ranks have compared their arguments; the plan is None if it is not known yet."""
+        options, tensors, devices = self.options, self.tensors, self.options.devices
+        mesh = None if tensors.divided else mesh_for(plan, options.mesh)
+        if mesh is None and devices.named is not None and world_size() is None:
+            mesh = Mesh(len(devices.named))
+        if self.device_type == "cuda" and (rank := rank_of_job()) is not None:
+            here = device_of_rank(devices.named, *rank) if devices.given else compute_device(self.held)
+            torch.cuda.set_device(here)
+        if options.simulated:
+            return virtual_team(mesh)
+        timeout_s, backend = options.run.timeout_s, options.backend
+        return make_team(mesh, backend, self.device_type, devices.share, timeout_s, self.meeting, tensors)
+
+    def _session(self, plan: Plan | None, source: Weights) -> Session:
+        """Training by a plan, or by the first of those that are found."""
+        options, tensors = self.options, self.tensors
+        lines = progress_lines(options.run.progress, self.team.first)
+        self.programs = ProgramOptions(graphs=options.run.cuda_graphs, report=lines)
+        tensors.check_mesh(options.mesh, self.team.mesh)
+        tensors.check([self.example])
+        initial = self._check_ranks(source)
+        planning: Planning | None = None
         with communicating(OneRank()):  # profiles time the operators of one rank; steps communicate with the others
-            found = _automatic(builder) if plan is None else CachedPlans([plan])
+            if plan is None:
+                planning = self._planning()
+                earlier = self._earlier_plans(planning)
+                found = earlier.find() or self._new_plans(planning, earlier)
+            else:
+                found = CachedPlans([plan])
             start = time.perf_counter()
-            session = builder.session(found.plans)
+            session = self._first_session(found.plans)
         session.trainer.state.steps = options.run.first_step
         session.load(source, initial)
-        if virtual is None and not tensors.divided:
-            session.replanner = builder.replanner()
-        if not _compare(builder, session, found, time.perf_counter() - start) and session.replanner is not None:
+        if self.virtual is None and not tensors.divided:
+            reads = Guards(self.model, self.step).key
+            session.replanner = Replanner(self.example, options.planning, self.programs, reads)
+        if planning is not None and len(found.plans) > 1 and options.planning.rounds and not options.run.cuda_graphs:
+            self._compare(session, found, planning, earlier, time.perf_counter() - start)
+        elif session.replanner is not None:
             session.replanner.forget_programs()
         if options.run.replan is not None:
             session.replan_automatically(found.fastest)
-        return Pipeline(session)
-    except BaseException as failure:
-        _end(team, failure)
-        raise
+        return session
 
-
-def _team(
-    options: PipelineOptions,
-    plan: Plan | None,
-    device_type: str,
-    on: torch.device,
-    meeting: Meeting | None,
-    tensors: RankTensors,
-) -> Team:
-    """The devices, before ranks have compared their arguments.
-
-    Args:
-        plan: the plan of the pipeline; None if it is not known yet.
-        device_type: of the devices: ``"cpu"`` or ``"cuda"``.
-        meeting: of the ranks; None if this process is no rank.
-    """
-    mesh, devices = None if tensors.divided else mesh_for(plan, options.mesh), options.devices
-    if mesh is None and devices.named is not None and world_size() is None:
-        mesh = Mesh(len(devices.named))
-    if device_type == "cuda" and (rank := rank_of_job()) is not None:
-        torch.cuda.set_device(device_of_rank(devices.named, *rank) if devices.given else on)
-    if options.simulated:
-        return virtual_team(mesh)
-    return make_team(mesh, options.backend, device_type, devices.share, options.run.timeout_s, meeting, tensors)
-
-
-class _Builder:
-    """Builds pipelines of a captured step, for any plan."""
-
-    def __init__(
-        self, options: PipelineOptions, example: Example, team: Team, virtual: VirtualDevices | None, report: Report
-    ) -> None:
-        self.options, self.example, self.team, self.report = options, example, team, report
-        self._virtual = virtual
-        self.earlier: EarlierPlans | None = None
-        self.planned: Planning | None = None
-        lines = progress_lines(options.run.progress, team.first)
-        self.programs = ProgramOptions(graphs=options.run.cuda_graphs, report=lines)
-
-    def check_ranks(self, source: Weights) -> InitialWeights:
+    def _check_ranks(self, source: Weights) -> InitialWeights:
         """Refuse ranks with different arguments, compare their weights, and place the devices.
 
         All ranks call this together.
@@ -234,22 +231,21 @@ class _Builder:
             "compile": compiling and compiling.name,
             "cuda_graphs": options.run.cuda_graphs,
             "microbatches of": example.shape,
-            **model_in_words(example.model, example.operators),
-            **describe_update(options.training.optimizer, options.training.scheduler, example.model.named_parameters()),
+            **model_in_words(self.model, example.operators),
+            **describe_update(options.training.optimizer, options.training.scheduler, self.model.named_parameters()),
         }
         check_same(self.team, given)
         check_same_step(self.team, example.operators)
-        initial = compare_initial_weights(self.team, example.model, source)
+        initial = compare_initial_weights(self.team, self.model, source)
         if initial.warning is not None:
             self.report(initial.warning)
-        if self._virtual is None:
-            on = compute_device([*example.model.parameters(), *example.model.buffers()])
-            self.team.where = assign_devices(self.team, named, on, share, options.devices.given)
+        if self.virtual is None:
+            self.team.where = assign_devices(self.team, named, compute_device(self.held), share, options.devices.given)
         if compiling is not None:
             self.programs = evolve(self.programs, compiler=StageCompiler(compiling.with_threads(self.team.threads)))
         return initial
 
-    def ready(self, plan: Plan) -> Plan:
+    def _ready(self, plan: Plan) -> Plan:
         """A plan as the team's devices run it."""
         options, plan = self.options, self.team.tensors.planned(plan, self.team.mesh)
         if options.training.needs_all_stages:
@@ -257,11 +253,11 @@ class _Builder:
         _check_plan(plan, self.example.operators, self.team, anywhere=options.simulated)
         return plan
 
-    def session(self, plans: Sequence[Plan]) -> Session:
+    def _first_session(self, plans: Sequence[Plan]) -> Session:
         """Training by the first of some plans, without values yet; programs are compiled for all of them."""
         options = self.options
-        first, *others = [self.ready(plan) for plan in plans]
-        clock = None if self._virtual is None else self._virtual.clock(first, self.example.operators)
+        first, *others = [self._ready(plan) for plan in plans]
+        clock = None if self.virtual is None else self.virtual.clock(first, self.example.operators)
         self.programs = evolve(self.programs, plans=tuple(o for o in others if arrangement(o) == arrangement(first)))
         trainer = Trainer(
             self.example, first, self.team, options.training, self.programs, clock, options.planning.memory.tier,
@@ -269,26 +265,14 @@ class _Builder:
         )  # fmt: skip
         return Session(trainer)
 
-    def replanner(self) -> Replanner:
-        """What plans again for a pipeline of the captured step."""
-        example, options = self.example, self.options
-        reads = Guards(example.model, example.step).key
-        return Replanner(example, options.planning, self.programs, reads)
-
-    def planning(self) -> Planning:
+    def _planning(self) -> Planning:
         """The request of an automatic plan."""
-        options = self.options
+        options, optimizer = self.options, self.options.training.optimizer
         return Planning(
-            self.example,
-            options.microbatches,
-            self.team,
-            options.planning,
-            options.training.optimizer,
-            self.programs,
-            self.report,
+            self.example, options.microbatches, self.team, options.planning, optimizer, self.programs, self.report
         )
 
-    def earlier_plans(self, planning: Planning) -> EarlierPlans:
+    def _earlier_plans(self, planning: Planning) -> EarlierPlans:
         """The cached plans of the same request."""
         options = self.options
         others = {
@@ -299,64 +283,42 @@ class _Builder:
         }
         return EarlierPlans(planning, others)
 
-
-def _automatic(builder: _Builder) -> CachedPlans:
-    """The candidates of an automatic plan, the first one first; or what an earlier run found."""
-    planning = builder.planned = builder.planning()
-    earlier = builder.earlier = builder.earlier_plans(planning)
-    found = earlier.find()
-    if found is not None:
+    def _new_plans(self, planning: Planning, earlier: EarlierPlans) -> CachedPlans:
+        """The candidates of an automatic plan, the first one first."""
+        found = CachedPlans(planning.candidates())
+        release_unused(self.team.where.values())
+        earlier.keep(found)
+        plan, count = found.plans[0], len(found.plans) - 1
+        others = f"; first steps compare it with {counted(count, 'plan')}" if count else ""
+        self.report(
+            f"planned: {plan.schedule}, {plan_size(plan)}, predicted step {plan.predicted.step_s * 1e3:.4g} ms{others}"
+        )
         return found
-    found = CachedPlans(planning.candidates())
-    release_unused(planning.team.where.values())
-    earlier.keep(found)
-    plan = found.plans[0]
-    others = "" if len(found.plans) == 1 else f"; first steps compare it with {counted(len(found.plans) - 1, 'plan')}"
-    planning.report(
-        f"planned: {plan.schedule}, {plan_size(plan)}, predicted step {plan.predicted.step_s * 1e3:.4g} ms{others}"
-    )
-    return found
 
+    def _compare(
+        self, session: Session, found: CachedPlans, planning: Planning, earlier: EarlierPlans, move_s: float
+    ) -> None:
+        """Begin the contest of several plans.
 
-def _compare(builder: _Builder, session: Session, found: CachedPlans, move_s: float) -> bool:
-    """Begin the contest of several plans, if the user wants one. Returns whether it begins.
+        Args:
+            move_s: seconds in which this rank built the pipeline: a move of stages takes about as long.
+        """
+        options = self.options
+        order = preference([family.name for family in options.planning.families])
+        plans = [session.trainer.plan, *map(self._ready, found.plans[1:])]
+        longest_s = max(self.team.exchange().gather(move_s)) if options.planning.contest is True else None
+        contest = Contest(plans, order, longest_s, options.planning.rounds)
 
-    Args:
-        move_s: seconds in which this rank built the pipeline: a move of stages takes about as long.
-    """
-    options, earlier, planned = builder.options, builder.earlier, builder.planned
-    if (
-        earlier is None
-        or planned is None
-        or len(found.plans) == 1
-        or not options.planning.rounds
-        or options.run.cuda_graphs
-    ):
-        return False
-    order = preference([family.name for family in options.planning.families])
-    plans = [session.trainer.plan, *map(builder.ready, found.plans[1:])]
-    longest_s = max(builder.team.exchange().gather(move_s)) if options.planning.contest is True else None
-    contest = Contest(plans, order, longest_s, options.planning.rounds)
+        def rivals(leader: Plan) -> list[Plan]:
+            return [self._ready(plan) for plan in planning.rivals(leader, [each.plan for each in contest.candidates])]
 
-    def rivals(leader: Plan) -> list[Plan]:
-        found = planned.rivals(leader, [each.plan for each in contest.candidates])
-        return [builder.ready(plan) for plan in found]
-
-    session.begin_contest(
-        contest,
-        options.planning.oracle,
-        lambda won: earlier.keep(CachedPlans([won.plan], won.fastest)),
-        planned.fitted,
-        None if options.run.compiler is not None else rivals,
-    )
-    return True
-
-
-def _end(team: Team, failure: BaseException) -> None:
-    """Close the team of a pipeline that cannot be built, and report a failure of this rank alone to the others."""
-    if not isinstance(failure, PanpipeError):
-        team.fail(failure)
-    team.close(failure)
+        session.begin_contest(
+            contest,
+            options.planning.oracle,
+            lambda won: earlier.keep(CachedPlans([won.plan], won.fastest)),
+            planning.fitted,
+            None if options.run.compiler is not None else rivals,
+        )
 
 
 def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) -> None:

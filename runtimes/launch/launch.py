@@ -71,7 +71,7 @@ def _between_ranks(device_type: str, share: bool) -> str:
     reason = "ranks share GPUs" if share else nccl.KIND.unavailable
     if reason is None:
         return "nccl"
-    warnings.warn(f"messages go over gloo, through the host's memory, and not over nccl: {reason}", stacklevel=7)
+    warnings.warn(f"messages go over gloo, through the host's memory, and not over nccl: {reason}", stacklevel=6)
     return "gloo"
 
 
