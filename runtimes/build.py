@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import torch
 from attrs import evolve
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 
 from ..backends.streams import release_unused
@@ -124,12 +124,15 @@ class _Builder:
         self.tensors = tensors_of(model, step, options)
         self.model, self.step = self.tensors.program(model, step)
         self.device_type = options.check(self.model)
-        self.held = [*self.model.parameters(), *self.model.buffers()]
         self.meeting: Meeting | None = None
         if (world_size() or 1) > 1 and not options.simulated:
             if not self.tensors.divided:
                 replica_here(options.plan, options.mesh)  # refuses a mesh for other ranks, before this one waits
             self.meeting = Meeting(options.run.timeout_s)
+
+    def _tensors(self) -> list[Tensor]:
+        """The model's tensors; they are not kept, so that those of other ranks can be freed."""
+        return [*self.model.parameters(), *self.model.buffers()]
 
     def pipeline(self, batch: Any) -> Pipeline:
         """The pipeline, from an example batch. A failure of this rank alone is reported to the others."""
@@ -167,7 +170,7 @@ class _Builder:
             warn_if_cut_changes_loss(model, step, batch, example.shape.dims, count, example.trace)
         source = weights_from(options.run.weights, model, options.training.seed)
         source.check(example.read_tensors)
-        keep_freed_memory(*([SMALL] if any(tensor.is_meta for tensor in self.held) else []))
+        keep_freed_memory(*([SMALL] if any(tensor.is_meta for tensor in self._tensors()) else []))
         return source
 
     def _new_team(self, plan: Plan | None) -> Team:
@@ -177,7 +180,7 @@ class _Builder:
         if mesh is None and devices.named is not None and world_size() is None:
             mesh = Mesh(len(devices.named))
         if self.device_type == "cuda" and (rank := rank_of_job()) is not None:
-            here = device_of_rank(devices.named, *rank) if devices.given else compute_device(self.held)
+            here = device_of_rank(devices.named, *rank) if devices.given else compute_device(self._tensors())
             torch.cuda.set_device(here)
         if options.simulated:
             return virtual_team(mesh)
@@ -240,7 +243,9 @@ class _Builder:
         if initial.warning is not None:
             self.report(initial.warning)
         if self.virtual is None:
-            self.team.where = assign_devices(self.team, named, compute_device(self.held), share, options.devices.given)
+            self.team.where = assign_devices(
+                self.team, named, compute_device(self._tensors()), share, options.devices.given
+            )
         if compiling is not None:
             self.programs = evolve(self.programs, compiler=StageCompiler(compiling.with_threads(self.team.threads)))
         return initial
