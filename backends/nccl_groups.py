@@ -7,7 +7,7 @@ and compute needs the others, so the number is limited (``ncclConfig_t.maxCTAs``
 
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -28,36 +28,10 @@ MOST_COMMUNICATORS = 32
 of this package have priority -1, those that NCCL's groups create the highest one, so the two do not share streams."""
 
 
-class Communicator(Protocol):
+class Communicator:
     """Operations of some ranks, one after another. They run on the GPU, and the host waits for none of them.
 
-    Ranks are indices in the communicator.
-    """
-
-    def send(self, tensor: Tensor, rank: int) -> None:
-        """Send a contiguous tensor; the current stream waits for the transfer."""
-
-    def receive(self, tensor: Tensor, rank: int) -> None:
-        """Receive into a contiguous tensor; the current stream waits for the transfer."""
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum a contiguous tensor over all ranks, in place, on the current stream."""
-
-    def reduce_scatter(self, tensor: Tensor) -> None:
-        """Sum each of a contiguous tensor's equal parts on the rank of its number, in place, on the current stream."""
-
-    def all_gather(self, tensor: Tensor) -> None:
-        """Send each rank's part of a contiguous tensor to all others, in place, on the current stream."""
-
-    def broadcast(self, tensor: Tensor, rank: int) -> None:
-        """Send a contiguous tensor from a rank to all others, on the current stream."""
-
-    def close(self) -> None:
-        """Release it."""
-
-
-class NcclCommunicator:
-    """A communicator of NCCL: a process group of its own, created by its ranks without the others.
+    It is a process group of its own, created by its ranks without the others. Ranks of operations are indices in it.
 
     Args:
         ranks: in the job; all of them create it, and wait for each other on first use.
@@ -74,28 +48,28 @@ class NcclCommunicator:
         self._group: Any = dist.ProcessGroupNCCL(group_store("nccl", ranks, place), place, len(ranks), options)
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        """See :class:`Communicator`."""
+        """Send a contiguous tensor; the current stream waits for the transfer."""
         self._group.send([tensor], rank, 0).wait()  # makes the current stream wait for NCCL's
 
     def receive(self, tensor: Tensor, rank: int) -> None:
-        """See :class:`Communicator`."""
+        """Receive into a contiguous tensor; the current stream waits for the transfer."""
         self._group.recv([tensor], rank, 0).wait()
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """See :class:`Communicator`."""
+        """Sum a contiguous tensor over all ranks, in place, on the current stream."""
         options = dist.AllreduceOptions()
         options.asyncOp = False  # on the current stream, and not on one of the group's
         _ordered(self._group.allreduce([tensor], options))
 
     def reduce_scatter(self, tensor: Tensor) -> None:
-        """See :class:`Communicator`."""
+        """Sum each of a contiguous tensor's equal parts on the rank of its number, in place, on the current stream."""
         options: Any = dist.ReduceScatterOptions()
         options.asyncOp = False
         if tensor.numel():
             _ordered(self._group._reduce_scatter_base(self._part(tensor), tensor, options))
 
     def all_gather(self, tensor: Tensor) -> None:
-        """See :class:`Communicator`."""
+        """Send each rank's part of a contiguous tensor to all others, in place, on the current stream."""
         options: Any = AllgatherOptions()
         options.asyncOp = False
         if tensor.numel():
@@ -105,13 +79,13 @@ class NcclCommunicator:
         return tensor.chunk(self._count)[self._place]
 
     def broadcast(self, tensor: Tensor, rank: int) -> None:
-        """See :class:`Communicator`."""
+        """Send a contiguous tensor from a rank to all others, on the current stream."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor, options.asyncOp = rank, 0, False
         _ordered(self._group.broadcast([tensor], options))
 
     def close(self) -> None:
-        """See :class:`Communicator`."""
+        """Release it."""
         self._group.shutdown()
 
 
@@ -123,12 +97,12 @@ def _ordered(work: Any) -> None:
 
 def pair_communicator(ranks: Sequence[int], place: int) -> Communicator:
     """A communicator for messages from one rank to another."""
-    return NcclCommunicator(ranks, place, thread_blocks(PAIR_VARIABLE, PAIR_CTAS))
+    return Communicator(ranks, place, thread_blocks(PAIR_VARIABLE, PAIR_CTAS))
 
 
 def sum_communicator(ranks: Sequence[int], place: int) -> Communicator:
     """A communicator for sums over some ranks."""
-    return NcclCommunicator(ranks, place, thread_blocks(SUM_VARIABLE, SUM_CTAS))
+    return Communicator(ranks, place, thread_blocks(SUM_VARIABLE, SUM_CTAS))
 
 
 def thread_blocks(variable: str, default: int) -> int:

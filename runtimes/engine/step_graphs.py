@@ -28,7 +28,7 @@ from ...backends.contract import Handle
 from ...backends.streams import release_unused
 from ...core.actions import RECV_KINDS, SEND_KINDS, WORK_KINDS, Action
 from ...core.errors import RequestError
-from ..programs.graphs.graph_pool import GraphPool, alone_on, graph_pool
+from ..programs.graphs.graph_pool import CudaGraphPool, alone_on, graph_pool
 from ..programs.graphs.graphed_stage import (
     CallKey,
     Capture,
@@ -72,7 +72,7 @@ class StepGraphs:
     instructions: Sequence[Instruction]
     stages: Sequence[GraphedStage]
     others: Sequence[UngraphedStage]
-    pool: GraphPool
+    pool: CudaGraphPool
     _addresses: list[int] = field(factory=list, init=False)
     _captured: dict[tuple[bool, ...], CapturedStep] = field(factory=dict, init=False)
 
@@ -171,7 +171,7 @@ class StepGraphs:
 class GraphWrapping:
     """Wraps the stages of one device by ones that capture graphs of their actions, and replay them."""
 
-    pool: GraphPool
+    pool: CudaGraphPool
     device: torch.device
 
     @classmethod

@@ -10,8 +10,8 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -37,8 +37,16 @@ class CudaGraphPool:
         with torch.cuda.device(self._device):
             return torch.cuda.MemPool()
 
-    def capture(self, run: Callable[[], None], generators: GraphGenerators) -> "_CudaGraph":
-        """See `GraphPool.capture`. Other threads may use the GPU meanwhile."""
+    def capture(self, run: Callable[[], None], generators: GraphGenerators) -> "CudaGraph":
+        """Record the operators of a function, which is called once. Nothing is executed; other threads may use the GPU.
+
+        Args:
+            run: calls operators on tensors that exist when the graph is replayed, or that it allocates.
+            generators: of its random draws.
+
+        Raises:
+            RuntimeError: it reads a value on the host.
+        """
         graph = torch.cuda.CUDAGraph()
         for generator in generators.all:
             graph.register_generator_state(generator)
@@ -54,16 +62,16 @@ class CudaGraphPool:
                 self._pool = self._new_pool()
             raise
         graph.capture_end()
-        return _CudaGraph(graph, self._pool)
+        return CudaGraph(graph, self._pool)
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
-        """See `GraphPool.allocating`."""
+        """A context in which this thread allocates tensors in the pool; not around a capture."""
         with torch.cuda.use_mem_pool(self._pool, self._device):
             yield
 
     def alias(self, tensor: Tensor) -> Tensor:
-        """See `GraphPool.alias`."""
+        """The same memory as a tensor that does not keep it from being allocated again."""
         if not tensor.numel():
             return tensor
         memory = torch.as_tensor(_Memory(tensor.data_ptr(), extent_of(tensor)), device=self._device)
@@ -71,7 +79,7 @@ class CudaGraphPool:
 
     @property
     def bytes(self) -> int:
-        """See `GraphPool.bytes`."""
+        """The memory of the pool."""
         return sum(segment["total_size"] for segment in self._pool.snapshot())
 
 
@@ -89,13 +97,14 @@ def viewed_as(tensor: Tensor, memory: Tensor) -> Tensor:
 
 
 @frozen
-class _CudaGraph:
+class CudaGraph:
     """A captured graph; it keeps its pool, which has to be destroyed after it."""
 
     _graph: torch.cuda.CUDAGraph
     _pool: Any
 
     def replay(self) -> None:
+        """Run it, after what was issued to the current stream."""
         self._graph.replay()
 
 
@@ -104,37 +113,6 @@ class _Memory:
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-class Graph(Protocol):
-    """A captured graph."""
-
-    def replay(self) -> None:
-        """Run it, after what was issued to the current stream."""
-
-
-class GraphPool(Protocol):
-    """Captures graphs on one device, with one memory."""
-
-    def capture(self, run: Callable[[], None], generators: GraphGenerators) -> Graph:
-        """Record the operators of a function, which is called once. Nothing is executed.
-
-        Args:
-            run: calls operators on tensors that exist when the graph is replayed, or that it allocates.
-
-        Raises:
-            RuntimeError: it reads a value on the host.
-        """
-
-    def allocating(self) -> AbstractContextManager[None]:
-        """A context in which this thread allocates tensors in the pool; not around a capture."""
-
-    def alias(self, tensor: Tensor) -> Tensor:
-        """The same memory as a tensor that does not keep it from being allocated again."""
-
-    @property
-    def bytes(self) -> int:
-        """The memory of the pool."""
 
 
 _ALONE: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
@@ -149,7 +127,7 @@ def alone_on(device: torch.device) -> threading.Lock:
     return _ALONE[device]
 
 
-_KINDS: dict[str, Callable[[torch.device], GraphPool]] = {"cuda": CudaGraphPool}
+_KINDS: dict[str, Callable[[torch.device], CudaGraphPool]] = {"cuda": CudaGraphPool}
 
 
 def has_graphs(device_type: str) -> bool:
@@ -157,6 +135,6 @@ def has_graphs(device_type: str) -> bool:
     return device_type in _KINDS
 
 
-def graph_pool(device: torch.device) -> GraphPool:
+def graph_pool(device: torch.device) -> CudaGraphPool:
     """A new pool on a device."""
     return _KINDS[device.type](device)

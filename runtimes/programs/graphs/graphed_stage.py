@@ -30,7 +30,7 @@ from ....core.capture.graph.random_draws import GraphGenerators
 from ....core.capture.graph.storages import storage_sizes
 from ....core.capture.programs.stage import Boundary
 from ..stage_run import StageRun
-from .graph_pool import Graph, GraphPool
+from .graph_pool import CudaGraph, CudaGraphPool
 
 
 class WrappedStage(StageRun):
@@ -124,7 +124,7 @@ class GraphedCall:
         held: the storages that the stage holds for the microbatch after it.
     """
 
-    graph: Graph
+    graph: CudaGraph
     inputs: Sequence[Tensor]
     generators: GraphGenerators
     outputs: Any
@@ -153,7 +153,7 @@ class Capture:
         owned: addresses of memory of the pool that inputs may have.
     """
 
-    pool: GraphPool
+    pool: CudaGraphPool
     calls: dict[CallKey, GraphedCall] = field(factory=dict)
     storages: HeldStorages = field(factory=HeldStorages)
     owned: set[int] = field(factory=set)

@@ -18,7 +18,7 @@ from panpipe.runtimes.engine.step_graphs import GraphWrapping
 from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.microbatches import Microbatch, split_batch
 from panpipe.runtimes.programs.compiled import Compiled, compile_stages
-from panpipe.runtimes.programs.graphs.graph_pool import GraphPool
+from panpipe.runtimes.programs.graphs.graph_pool import CudaGraphPool
 from panpipe.runtimes.programs.stage_run import StageRun
 from panpipe.runtimes.update.stage_state import StageState
 from panpipe.runtimes.update.update import NormParameters, Update
@@ -93,7 +93,7 @@ class TwoStages:
         return StepInputs(self.pieces, [KEY] * count, seeds, [None] * count, clear_gradients=clear_gradients)
 
     def executor(
-        self, plan: Plan, backend: Backend, queue: ComputeQueue | None = None, pool: GraphPool | None = None
+        self, plan: Plan, backend: Backend, queue: ComputeQueue | None = None, pool: CudaGraphPool | None = None
     ) -> Executor:
         """One device's executor."""
         own = {stage.index: self.states[stage.index] for stage in plan.stages_on(backend.device)}
