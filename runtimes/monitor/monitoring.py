@@ -11,7 +11,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ...core.actions import SEND_KINDS, WORK_KINDS
+from ...core.actions import SEND_KINDS, WORK_KINDS, Kind
 from ..engine.results import BatchResult
 from ..engine.step_data import StepOptions, StepRecord
 from ..microbatches import Microbatch
@@ -109,6 +109,7 @@ class Monitoring:
         team, saved = self._stages.team, record.peak_saved
         if device not in self._peaks:
             self._peaks[device] = MemoryPeak(self._states_on(device))
+        spans: list[tuple[Kind, float, int]]
         if done.trace is None:
             spans = [(action.kind, end - start, size) for action, _, start, end, size in record.events]
             unit, step_s = 1e-9, (record.end_ns - record.start_ns) / 1e9
