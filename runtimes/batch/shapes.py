@@ -135,7 +135,6 @@ class Shapes:
     """Programs by shape of microbatch.
 
     Args:
-        where: local stage → its device.
         function: a key of what is captured: the function, the Python values that it reads, the modes of its modules.
         report: called with what is captured, if it takes long.
     """

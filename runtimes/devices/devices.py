@@ -92,7 +92,6 @@ def assign_devices(
     Args:
         team: the devices of the pipeline; all of its processes call this together.
         devices: from `parse_devices`; None for one GPU each.
-        share: whether several may be on one torch device.
         named: whether the user gave ``devices=``; if not, each rank uses its model's device, threads share the CPU, and
             threads on GPUs get one GPU each.
 

@@ -84,7 +84,6 @@ class Findings:
 
     Args:
         operators: number of operators between which the model can be cut.
-        capture_s: seconds of capture.
         regions: part that stays Python → the line that needs a value there.
         uncut: operators with a large share of the model, which no cut divides.
         causes: part that stays Python, as in ``regions`` → the reason why its line is not captured.
@@ -118,7 +117,6 @@ class CheckedModel:
     Args:
         microbatches: into how many the batch is cut; fewer if it has fewer samples.
         dtype: float64, or float32 if an operator does not support float64.
-        batch_dims: the dimensions that hold the samples.
 
     Attributes:
         operators: of the captured step.
@@ -203,7 +201,6 @@ def check_model(
 
     Args:
         teams: functions that create the devices to check on.
-        batch_dims: the dimensions that hold the samples.
 
     Raises:
         RequestError: the step cannot be captured at all.

@@ -68,10 +68,6 @@ _AT_START = (Kind.F, Kind.RECOMPUTE)
 class ClockedStep:
     """One step of all devices under a clock.
 
-    Args:
-        plan: the plan that the clock runs.
-        bound: device → its instructions.
-
     Attributes:
         exchange: the transport of the devices.
         now_s: the clock's time, in seconds since the start of the step.

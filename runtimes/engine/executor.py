@@ -56,8 +56,6 @@ class BoundActions:
     """The actions of one device, bound for microbatches of certain shapes.
 
     Args:
-        runs: for each microbatch, this device's stages by index.
-        reads: for each microbatch the positions of the leaves that this device reads.
         forward_only: whether they are of a plan without backwards.
         first_run: whether no step has run them yet.
         prepare: called before the first message of each step; None for nothing.
@@ -126,9 +124,6 @@ class Executor:
         runs: Sequence[Mapping[int, StageRun]],
     ) -> BoundActions:
         """Bind a plan's actions to the tensors that they read and write.
-
-        Args:
-            runs: for each microbatch, this device's stages by index.
 
         Raises:
             RequestError: no runtime knows a kind of action, a stage cannot run one, or the host has no space for the

@@ -42,7 +42,6 @@ class LoweredPlan:
     """A plan for some microbatches, and its lowered actions.
 
     Args:
-        plan: with their messages.
         lowered: the lowered actions of each device, without those that move nothing for these microbatches.
         ahead_limit: how far stages may run ahead of their readers; None for no limit.
         fences: per device, compute action → the actions of its other queues that it waits for.

@@ -182,10 +182,8 @@ class _Variant:
 
     Args:
         shapes: its programs by shape; they are kept as long as prepared steps use them.
-        shared: stage → what its microbatches share.
         ready: whether a capture with these values has succeeded.
         capture_s: seconds of captures when unused shapes were dropped last.
-        runs: shape → its stages by index.
     """
 
     reads: Guards
@@ -203,7 +201,6 @@ class PreparedSteps:
     Args:
         plan: returns the plan that runs now. Plans of one pipeline differ in the orders of actions alone.
         shapes: creates the programs by shape of one variant, from a key of its Python values.
-        states: stage index → its parameters and buffers in this process.
         devices: of this process; one without a stage has no part in compute, and takes part in what all devices share.
         changed: called when something of the model changed, before its values are read again.
     """

@@ -69,7 +69,6 @@ class BatchResult:
         loss: the mean over the batch, on the first device of this process; None for a function that returns rows.
         metrics: the means of the other parts of the step's result, read when they are asked for.
         rows: the return value of such a function; None for a training step.
-        records: device of this process → its record.
         plan: the plan that ran: the pipeline's, or one derived from it for other microbatches.
         trace: the clock's trace; None for real devices.
         elements: number of elements of the batch's tensors.
@@ -88,7 +87,6 @@ class Batch:
     """A batch that is ready to run once, in training or forward only.
 
     Args:
-        steps: prepared steps, by the Python values that the step reads and the shapes of microbatches.
         microbatches: the largest number of microbatches of a replica.
         everywhere: whether every process gets joined rows; otherwise only the processes that compute them.
 
@@ -285,12 +283,7 @@ class Batch:
         return LazyValue(partial(_means_of_metrics, self._rows, self.prepared.metrics))
 
     def result(self, records: dict[int, StepRecord], trace: Trace | None) -> BatchResult:
-        """The result, after the batch has run.
-
-        Args:
-            records: device of this process → its record.
-            trace: the clock's; None for real devices.
-        """
+        """The result, after the batch has run."""
         elements = sum(leaf.numel() for piece in self.pieces for leaf in piece.leaves if isinstance(leaf, Tensor))
         rows = None if self.joined is None else self.joined.result()
         return BatchResult(self.loss(), self.metrics(), rows, records, self.prepared.plan, trace, elements)

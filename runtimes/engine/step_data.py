@@ -259,15 +259,11 @@ class Frame:
     """The state of the current step on one device.
 
     Args:
-        backend: this device's end of the transport, for the end of the step.
         transport: what moves messages between stages; usually the same.
         loader: loads the batch's leaves that this device reads; None between steps.
         seeds: for each microbatch the gradient of its loss: its share of the samples, a scalar tensor.
-        weights: for each microbatch the name of the result that replaces its seed, if the step returns (loss, weight).
         scale: factor on the seeds that are computed, a scalar tensor; None for 1.
-        results: (name, microbatch) → the part of the step's result computed here.
         store_result: stores a result, by name and microbatch, and returns whether ``results`` need not keep it.
-        traced: whether the step is traced.
         arrivals: if the step is traced: receive → mark at which its reader had waited for it; pending action → mark at
             which it ended, or at which it was waited for if its handle does not report the end.
         started: pending action → mark at which it started, if its handle reports that and the step is traced.
@@ -275,7 +271,6 @@ class Frame:
         meter: of the saved tensors; None if they are not watched.
         peaks: (stage, microbatch) → largest magnitude of each output of F (see `peaks`); None if they are not recorded.
         tied_reduced: whether the gradients of tied weights were exchanged.
-        replicas: this device's end of the transport to its replicas; None for one replica.
         pending: actions of other queues than compute → handles that were not waited for yet.
     """
 

@@ -24,7 +24,6 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
     was waited for, which may be much later. A copy to the host or back reports its own start and end.
 
     Args:
-        plan: the plan that ran.
         records: one for each device, replica by replica, on one monotonic clock.
     """
     origin = min(record.start_ns for record in records)

@@ -29,11 +29,7 @@ class Workers:
     """The devices of this process.
 
     Args:
-        plan: has the placement of stages and the tied weights.
-        states: stage index → its parameters, buffers and optimizer in this process.
-        training: what an update does in addition to the optimizers' steps.
         clock: runs virtual devices, all of them in this process; None for real ones.
-        offload: device of this process → its copies of saved tensors to the host; none if the plan has no such copies.
         wrapping: torch device → what wraps the stages there; None for nothing.
 
     Attributes:

@@ -39,10 +39,6 @@ def make_team(
     Args:
         backend: the transport; None for memcpy between threads, and between ranks for nccl on GPUs if it works,
             otherwise gloo.
-        share: whether ranks share GPUs, which nccl does not support.
-        timeout_s: seconds without progress that devices wait for each other; None as in `timeout_of`.
-        meeting: the rendezvous that this process has begun, if it is a rank; None for a new one.
-        tensors: what a rank has of the model's tensors; parts determine the mesh.
 
     Raises:
         RequestError: the backend is unknown or does not fit this launch, or the number of ranks is another one.

@@ -35,7 +35,6 @@ def show_progress(progress: bool | Progress, first: bool) -> Iterator[Report]:
 
     Args:
         progress: True shows them, False does not; a function is called with them.
-        first: whether this process reports for all.
 
     Raises:
         RequestError: progress is none of these.

@@ -77,12 +77,7 @@ class Turn:
 
 @define(eq=False)
 class Candidate:
-    """A plan and its turns so far.
-
-    Args:
-        plan: with its prediction.
-        left: whether it has left the contest.
-    """
+    """A plan and its turns so far."""
 
     plan: Plan
     turns: list[Turn] = field(factory=list)

@@ -203,9 +203,7 @@ def measured_costs(plan: Plan, costs: Sequence[StageCosts], steps: Sequence[Meas
     """Stage costs with the times of measured steps, and with those of their messages.
 
     Args:
-        plan: the plan that ran.
         costs: its known costs. Those that no step shows are kept.
-        steps: at least one.
     """
     found: dict[tuple[int, Kind], float] = {}
     for trace, _ in steps:

@@ -37,7 +37,6 @@ class Measurements:
 
     Args:
         example: the captured step, with a real microbatch. The model is read and never changed.
-        programs: how stage programs are derived; a pipeline of the same stages need not derive them again.
 
     Attributes:
         costs: results of `costs_of` so far.

@@ -24,7 +24,6 @@ class Compiled:
 
     Args:
         stages: names of the operators of every stage.
-        programs: by stage index.
     """
 
     operators: Operators

@@ -45,7 +45,6 @@ def program_of_rank(model: nn.Module, step: Step, tensor: int) -> tuple[nn.Modul
 
     Args:
         model: with DTensor parameters, and perhaps replicated buffers; it does not change.
-        tensor: number of tensor ranks that the user asks for.
 
     Raises:
         RequestError: the DTensors are on another number of ranks, on several meshes, or in a layout with uneven or

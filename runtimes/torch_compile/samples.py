@@ -122,7 +122,6 @@ class NodeInfo:
     """One node.
 
     Args:
-        tensor: whether its value is a tensor.
         several: whether its value is a tuple or list with tensors.
         written: addresses of storages that the node writes in place.
         draws: number of random operators that it runs.

@@ -99,12 +99,7 @@ class LocalStages:
         return Sharing(replicas, team.replica, team.replicas, tied, gradients, parameters, tuple(order), slots)
 
     def load(self, weights: Weights, initial: InitialWeights | None = None) -> None:
-        """Load the values of the stages here, and free the parameters that other processes hold.
-
-        Args:
-            weights: the source of values for tensors on meta; a checkpoint has values for all tensors.
-            initial: how the models of the ranks differ; None if they do not.
-        """
+        """Load the values of the stages here, and free the parameters that other processes hold."""
         self.initial = initial or InitialWeights()
         with as_meta_tensors(self.model):
             self._load(weights)

@@ -63,9 +63,6 @@ class KnownTensors:
     def write_back_buffers(self, when: str) -> bool:
         """Copy assigned buffers into the tensors that the stages hold, and put those back into the model.
 
-        Args:
-            when: the time of the change for messages.
-
         Returns:
             Whether a buffer was assigned.
 

@@ -126,10 +126,7 @@ def set_up_plan(
     """Create the parts for a plan; its parameters have no values yet.
 
     Args:
-        example: the user's model and step, captured for the largest microbatch; the microbatch is not kept.
-        plan: a valid plan, with SYNC if ``training`` needs all stages at once.
         follow_model: applies changes of the model between steps to the stages.
-        offload: where offloaded saved tensors go; None for the host's memory.
     """
     model, step, shape, operators = example.model, example.step, example.shape, example.operators
     local = [s.index for s in plan.stages if s.device in team.local]

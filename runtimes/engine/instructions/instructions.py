@@ -43,12 +43,7 @@ class Instruction(NamedTuple):
 
 
 class Binder:
-    """Binds the actions of one device for microbatches of given shapes.
-
-    Args:
-        runs: for each microbatch, this device's stages by index.
-        offload: copies saved tensors to the host and back; None if the plan has no such copies.
-    """
+    """Binds the actions of one device for microbatches of given shapes."""
 
     def __init__(
         self,
