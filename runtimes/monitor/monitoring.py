@@ -109,7 +109,7 @@ class Monitoring:
         team, saved = self._stages.team, record.peak_saved
         if device not in self._peaks:
             self._peaks[device] = MemoryPeak(self._states_on(device))
-        spans: list[tuple[Kind, float, int]]
+        spans: list[tuple[Kind, float, float]]
         if done.trace is None:
             spans = [(action.kind, end - start, size) for action, _, start, end, size in record.events]
             unit, step_s = 1e-9, (record.end_ns - record.start_ns) / 1e9
@@ -123,7 +123,7 @@ class Monitoring:
         peak = self._peaks[device].bytes(saved + record.shared)
         return DeviceReport(
             team.rank(number), team.replica, device, tuple(stage.index for stage in stages), busy_s, 0.0, peak, saved,
-            len(sent), sum(sent),
+            len(sent), round(sum(sent)),
         ), step_s  # fmt: skip
 
 
