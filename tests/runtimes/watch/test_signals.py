@@ -5,7 +5,6 @@ import os
 import signal
 
 import pytest
-from panpipe.runtimes.watch import signals
 from panpipe.runtimes.watch.process import SIGNAL, WhereOnSignal
 
 
@@ -20,7 +19,7 @@ class Pipeline:
 @pytest.fixture
 def where(monkeypatch):
     """An object of its own, with the process's handler and wakeup descriptor put back afterwards."""
-    monkeypatch.setattr(signals, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(process, "_AGAIN_S", 0.0)
     handler, descriptor = signal.getsignal(SIGNAL), signal.set_wakeup_fd(-1)
     signal.signal(SIGNAL, signal.SIG_DFL)
     found = WhereOnSignal()

@@ -3,12 +3,11 @@
 import sys
 
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.watch import uncaught
-from panpipe.runtimes.watch.uncaught import print_uncaught_in_a_line
+from panpipe.runtimes.watch.process import print_uncaught_in_a_line
 
 
 def test_uncaught_worker_error_is_printed_in_one_line_and_others_as_before(capsys, monkeypatch):
-    monkeypatch.setattr(uncaught, "_printed", [])
+    monkeypatch.setattr(process, "_printed", [])
     seen = []
     monkeypatch.setattr(sys, "excepthook", lambda *failure: seen.append(failure[1]))
     print_uncaught_in_a_line(3)
@@ -32,7 +31,7 @@ def failure_in_a_user_file(tmp_path):
 
 
 def test_request_error_is_one_line_with_the_line_that_called_panpipe(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(uncaught, "_printed", [])
+    monkeypatch.setattr(process, "_printed", [])
     seen = []
     monkeypatch.setattr(sys, "excepthook", lambda *failure: seen.append(failure[1]))
     print_uncaught_in_a_line(1)
