@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from panpipe.runtimes.watch import process
 from panpipe.runtimes.watch.process import SIGNAL, WhereOnSignal
 
 

@@ -3,6 +3,7 @@
 import sys
 
 from panpipe.core.errors import RequestError, WorkerError
+from panpipe.runtimes.watch import process
 from panpipe.runtimes.watch.process import print_uncaught_in_a_line
 
 
