@@ -35,7 +35,6 @@ from .devices.compute import compute_device
 from .devices.devices import assign_devices, device_of_rank
 from .devices.heap import SMALL, keep_freed_memory
 from .engine.clocked import VirtualDevices
-from .launch.agreement import InitialWeights, check_same, check_same_step, compare_initial_weights, model_in_words
 from .launch.launch import make_team, mesh_for, rank_of_job, replica_here, virtual_team, world_size
 from .launch.meeting import Meeting
 from .launch.progress import Report, progress_lines, silent
@@ -50,6 +49,7 @@ from .replan.replanner import Replanner
 from .session import Session
 from .tensor_parallel.options import tensors_of
 from .trainer import Trainer
+from .training.agreement import InitialWeights, check_same, check_same_step, compare_initial_weights, model_in_words
 from .update.optimizers import describe_update
 from .watch.activity import HERE
 from .weights import Weights, weights_from

@@ -17,12 +17,12 @@ from ..core.search import Oracle
 from ..core.wording import first_of
 from .checkpoint.checkpoints import Checkpoints
 from .engine.step_data import StepOptions
-from .launch.agreement import InitialWeights
 from .metrics import LazyValue, Metrics
 from .planning.contest import Candidate, Contest, Turn, arrangement
 from .planning.contest_run import ContestRun, Keep
 from .replan.replanner import AutomaticReplanning, Replanner
 from .trainer import Trainer
+from .training.agreement import InitialWeights
 from .training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
 from .update.optimizers import GivenOptimizer
 from .weights import Weights

@@ -37,12 +37,12 @@ from .engine.step_data import StepInputs, StepOptions, StepRecord
 from .engine.tracing import measured_trace, message_times
 from .launch.team import Team
 from .microbatches import BatchCutter, WrittenBatches, naming_difference
-from .monitor.monitoring import UpdateNumbers
 from .monitor.monitors import Monitor
 from .offload.tier import OffloadTier
 from .programs.stage_compiler import ProgramOptions
 from .training.averages import Averages, visit_parameters
 from .training.evaluation import ForwardFunction
+from .training.monitoring import UpdateNumbers
 from .training.plan_setup import PlanSetup, set_up_plan
 from .training.state import Accumulated, KeptGradients, PipelineState
 from .training.step_checks import StepChecks

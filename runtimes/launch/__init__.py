@@ -1,1 +1,1 @@
-"""Starts the ranks or threads of a pipeline, connects them, and checks that all have the same arguments and model."""
+"""Starts the ranks or threads of a pipeline, and connects them."""

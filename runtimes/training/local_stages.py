@@ -15,7 +15,6 @@ from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan, Stage
 from ...core.policies.sharding import shards, shards_gradients, shards_parameters
-from ..launch.agreement import InitialWeights
 from ..launch.team import Team
 from ..programs.compiled import Compiled
 from ..update.buckets import Sharing, Slots
@@ -26,6 +25,7 @@ from ..update.training import Training
 from ..weights import Weights, weights_from
 from ..weights.places import allocate
 from ..weights.remote_tensors import as_meta_tensors
+from .agreement import InitialWeights
 from .model_changes import KnownTensors, TiedCopies, follow_trained, refuse_strays
 from .ownership import copy_tied_weights, install, own_tensors, release_others
 

@@ -41,12 +41,12 @@ from ..engine.results import Batch, BatchResult
 from ..engine.step_data import Peaks, StepOptions, peaks_of
 from ..metrics import LazyValue
 from ..microbatches import Microbatch
-from ..monitor.monitoring import Monitoring, UpdateNumbers
 from ..monitor.monitors import Monitor
 from ..settings import RAISE, SKIP, WARN
 from ..update.training import Training
 from ..update.update import Ending, NonFiniteNorm, Update
 from .local_stages import LocalStages
+from .monitoring import Monitoring, UpdateNumbers
 from .state import PipelineState
 
 

@@ -366,7 +366,7 @@ def describe_update(
     parameters: Iterable[tuple[str, nn.Parameter]],
 ) -> dict[str, str]:
     """The optimizer and the scheduler of a model's trained parameters as strings, by which ranks find that theirs
-    differ (`launch/agreement`).
+    differ (`training/agreement`).
 
     The user's functions create them for small tensors with the names, dtypes and numbers of dimensions of the
     parameters. Compared are their classes, the options of each parameter, and what a scheduler has in its state.

@@ -8,10 +8,10 @@ from attrs import evolve
 from panpipe.core.capture.batch.batch_dims import AUTO
 from panpipe.core.policies.sharding import with_level
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.launch.agreement import compare_initial_weights
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.session import Session
 from panpipe.runtimes.trainer import Trainer
+from panpipe.runtimes.training.agreement import compare_initial_weights
 from panpipe.runtimes.update.training import Training
 from panpipe.runtimes.weights import weights_from
 from torch import nn

@@ -32,11 +32,11 @@ from panpipe.core.trace.perfetto import trace_json
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.devices.devices import device_of_rank
 from panpipe.runtimes.diagnose.parity import reference_step
-from panpipe.runtimes.launch.agreement import check_same, compare_initial_weights, model_in_words
 from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.programs.stage_run import StageRun
 from panpipe.runtimes.replan import moving
+from panpipe.runtimes.training.agreement import check_same, compare_initial_weights, model_in_words
 from panpipe.runtimes.update.buckets import Bucket
 from panpipe.runtimes.update.optimizers import describe_update
 from panpipe.runtimes.update.training import Training

@@ -9,7 +9,6 @@ from panpipe.core.lowering.derive import synchronised
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.engine.clocked import Clock
-from panpipe.runtimes.launch.agreement import compare_initial_weights
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.monitor.monitors import Monitor
@@ -19,6 +18,7 @@ from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.runtimes.programs.stage_compiler import ProgramOptions
 from panpipe.runtimes.session import Session
 from panpipe.runtimes.trainer import Trainer
+from panpipe.runtimes.training.agreement import compare_initial_weights
 from panpipe.runtimes.update.optimizers import OptimizerFactory
 from panpipe.runtimes.update.training import Training
 from panpipe.runtimes.weights import weights_from

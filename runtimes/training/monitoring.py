@@ -15,9 +15,9 @@ from ...core.actions import SEND_KINDS, WORK_KINDS, Kind
 from ..engine.results import BatchResult
 from ..engine.step_data import StepOptions, StepRecord
 from ..microbatches import Microbatch
-from ..training.local_stages import LocalStages
+from ..monitor.monitors import DeviceReport, Monitor, Monitors, StepReport
 from ..update.stage_state import StageState
-from .monitors import DeviceReport, Monitor, Monitors, StepReport
+from .local_stages import LocalStages
 
 
 class UpdateNumbers(NamedTuple):

@@ -29,8 +29,8 @@ from ...core.capture.values.user_lines import line_of
 from ...core.errors import RequestError
 from ...core.wording import shape_text
 from ..batch.fingerprint import fingerprint
+from ..launch.team import Team
 from ..weights import Weights, places, tensor_at
-from .team import Team
 
 
 def check_same(team: Team, given: Mapping[str, Any]) -> None:
