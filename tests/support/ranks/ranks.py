@@ -274,18 +274,18 @@ def shapes(team):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = {"distance": pair.distance(batches), "said": [str(one.message) for one in said]}
-    compile_possibly_empty = panpipe.runtimes.batch.shapes.compile_possibly_empty
+    compile_stages = panpipe.runtimes.batch.shapes.compile_stages
 
-    def fail(*given):
+    def fail(*given, **options):
         raise ValueError("not here")
 
     if team.local == (1,):
-        panpipe.runtimes.batch.shapes.compile_possibly_empty = fail
+        panpipe.runtimes.batch.shapes.compile_stages = fail
     try:
         pair.pipe.step(tokens(3, 5))  # single rows have a capture of their own
     except Exception as failure:
         found["failure"] = f"{type(failure).__name__}: {failure}"
-    panpipe.runtimes.batch.shapes.compile_possibly_empty = compile_possibly_empty
+    panpipe.runtimes.batch.shapes.compile_stages = compile_stages
     found["afterwards"] = pair.distance([tokens(8)])
     rows = pair.pipe.forward(tokens(8), lambda model, batch: model(batch["x"]), everywhere=False)
     found["here"] = rows is not None
