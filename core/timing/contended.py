@@ -279,7 +279,8 @@ def all_messages(orders: Any, lengths: Any, count: int, placement: Any, costs: A
     for pair in range(devices * devices):
         begins[pair + 1] += begins[pair]
     # In the order of sends; those of one action are in the order of their readers.
-    order = np.argsort(pairs[:number] * (orders.shape[1] + 1) + issued[:number], kind="mergesort")
+    sent = pairs[:number] * (orders.shape[1] + 1) + issued[:number]
+    order = np.argsort(sent * pending.shape[0] + readers[:number])
     posted = posted[order]
     for pair in range(devices * devices):
         first_reader = lengths[pair % devices]
