@@ -23,7 +23,7 @@ from ..core.cluster.routing import Hop
 from ..core.costs.costs import StageCosts
 from ..core.lowering.queues import Queues
 from ..core.plan.items import Task
-from ..core.plan.kinds import movement
+from ..core.plan.kinds import Movement, movement
 from ..core.plan.plan import Plan
 from .delays import Delays, added, lost, scaled
 from .device import DeviceQueue
@@ -32,67 +32,112 @@ from .network.flows import Route, Shipment
 from .network.network import Network
 from .times import TaskTimes
 
+Routes = dict[tuple[Hop, ...], Route]
+
 
 class RunningTask:
     """A task in a simulated step.
 
     Args:
+        network: whose links it crosses.
         task: the task of the plan.
-        collective: runs once all members have joined.
-        bytes: of each member's own part.
+        moved: its transfers, by steps; the flows of a step run at the same time.
         devices: the queues of all devices, by rank, not yet begun.
         ahead: the task before it in its order.
+        routes: those of tasks that never run at the same time as this one, by what they cross; new ones are
+            added. None if there are no such tasks.
 
     Attributes:
+        steps: the flows of each step.
         on_end: called when it has ended.
         joined_s: when each of its items joined.
+        start_s, end_s: when all had joined and the task before it had ended, and when it had ended.
+        alone_s: its duration without contention.
     """
 
     def __init__(
         self,
+        network: Network,
         task: Task,
-        collective: "Collective",
-        size: float,
+        moved: Movement,
         devices: Sequence[DeviceQueue],
         ahead: "RunningTask | None",
+        routes: Routes | None,
     ) -> None:
-        self.task, self.collective, self.bytes = task, collective, size
-        self.ahead = ahead
+        self.network, self.task, self.bytes, self.ahead = network, task, moved.bytes, ahead
+        self.delay_s, self.alone_s = moved.seconds, moved.alone_s
+        self.steps = [
+            [Shipment(_route(network, phase, routes), phase.bytes, self._arrived) for phase in step]
+            for step in moved.steps
+        ]
         self.on_end: list[Callable[[], None]] = []
         self.joined_s = [0.0] * len(task.items)
+        self.start_s = self.end_s = 0.0
         self.ended = False
+        self._begun = self._under_way = 0
         self._missing = [1 + len(item.waits) for item in task.items]
         self._absent = len(task.items)
         self._readers = [(devices[device], position) for device, position in task.readers]
         for device, position in self._readers:
             device.pending[position] += 1
-        collective.on_end.append(self._end)
         if ahead is not None:
             ahead.on_end.append(self._start)
+
+    @property
+    def slowest(self) -> list[FlowTimes]:
+        """The last flow to arrive in each step."""
+        return [max(step, key=lambda flow: flow.drained_s + flow.route.latency_s).times for step in self.steps]
 
     def join(self, member: int) -> None:
         """A condition of an item is met: it is issued, or a task that it waits for has ended."""
         self._missing[member] -= 1
         if not self._missing[member]:
-            self.joined_s[member] = self.collective.network.environment.now
+            self.joined_s[member] = self.network.environment.now
             self._absent -= 1
             self._start()
 
     def close(self) -> None:
         """Drop all references, so that everything is freed at once."""
         self.on_end.clear()
-        self.collective.close()
+        self.steps.clear()
 
     def _start(self) -> None:
-        if not self._absent and (self.ahead is None or self.ahead.ended):
-            self.collective.start()
+        if self._absent or (self.ahead is not None and not self.ahead.ended):
+            return
+        self.start_s = self.network.environment.now
+        if self.steps:
+            self._advance()
+        else:  # the end is an event, as every arrival is, even where nothing moves
+            Timeout(self.network.environment, self.delay_s).callbacks.append(lambda _: self._advance())
 
-    def _end(self) -> None:
+    def _arrived(self) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Start the next step, or end."""
+        if self._begun < len(self.steps):
+            self._begun += 1
+            step = self.steps[self._begun - 1]
+            self._under_way = len(step)
+            for flow in step:
+                self.network.start(flow)
+            return
+        self.end_s = self.network.environment.now
         self.ended = True
         for device, position in self._readers:
             device.arrived(position)
         for call in self.on_end:
             call()
+
+
+def _route(network: Network, phase: Phase, routes: Routes | None) -> Route:
+    known = None if routes is None else routes.get(phase.crossings)
+    route = known or network.route(phase.crossings, phase.latency_s, phase.bytes_per_s)
+    if routes is not None:
+        routes[phase.crossings] = route
+    return route
 
 
 def run_tasks(
@@ -116,12 +161,12 @@ def run_tasks(
     """
     result: list[RunningTask] = []
     latest: dict[tuple[str, int], RunningTask] = {}
-    routes: dict[tuple[str, int], dict[tuple[Hop, ...], Route]] = {}  # of tasks of one device, by their order
+    routes: dict[tuple[str, int], Routes] = {}  # of tasks of one device, by their order
     for number, task in enumerate(queues.tasks):
         moved = movement(task if joined is None else joined[number], plan, costs, cluster)
         ahead = None if task.order is None else latest.get(task.order)
         known = routes.setdefault(task.order, {}) if task.order is not None and len(task.items) == 1 else None
-        running = RunningTask(task, Collective(network, moved.steps, moved.seconds, known), moved.bytes, devices, ahead)
+        running = RunningTask(network, task, moved, devices, ahead, known)
         if task.order is not None:
             latest[task.order] = running
         for member, item in enumerate(task.items):
@@ -135,7 +180,7 @@ def run_tasks(
 
 def task_flows(tasks: Sequence[RunningTask]) -> tuple[FlowTimes, ...]:
     """The flows of all tasks."""
-    return tuple(flow.times for running in tasks for step in running.collective.steps for flow in step)
+    return tuple(flow.times for running in tasks for step in running.steps for flow in step)
 
 
 def task_times(tasks: Sequence[RunningTask]) -> tuple[TaskTimes, ...]:
@@ -149,9 +194,9 @@ def task_times(tasks: Sequence[RunningTask]) -> tuple[TaskTimes, ...]:
             found.setdefault((item.device, item.place), []).append((running, member, delays))
     result = []
     for _, parts in sorted(found.items(), key=lambda entry: entry[0]):
-        running, member, delays = max(parts, key=lambda part: part[0].collective.end_s)
-        item, collective = running.task.items[member], running.collective
-        times = running.joined_s[member], collective.end_s, collective.start_s
+        running, member, delays = max(parts, key=lambda part: part[0].end_s)
+        item = running.task.items[member]
+        times = running.joined_s[member], running.end_s, running.start_s
         size = sum(part[0].bytes for part in parts)
         result.append(TaskTimes(item.device, item.queue, item.action, *times, size, delays))
     return tuple(result)
@@ -162,96 +207,10 @@ def _delays(tasks: Sequence[RunningTask]) -> list[Delays]:
     result: list[Delays] = []
     known: dict[int, tuple[Delays, float]] = {}
     for running in tasks:
-        collective = running.collective
         delays, end_alone_s = known.get(id(running.ahead), ({}, 0.0))
         start_alone_s = max(*running.joined_s, end_alone_s)
-        own = added(lost(slowest) for slowest in collective.slowest)
-        delays = added((scaled(delays, collective.start_s - start_alone_s), own))
-        known[id(running)] = delays, start_alone_s + collective.alone_s
+        own = added(lost(slowest) for slowest in running.slowest)
+        delays = added((scaled(delays, running.start_s - start_alone_s), own))
+        known[id(running)] = delays, start_alone_s + running.alone_s
         result.append(delays)
     return result
-
-
-class Collective:
-    """One collective.
-
-    Args:
-        network: the network whose links it crosses.
-        steps: in order; the flows of a step run at the same time.
-        delay_s: its duration if it has no steps.
-        routes: the routes of collectives that never run at the same time as this one, by what they cross; new ones are
-            added.
-
-    Attributes:
-        steps: the flows of each step.
-        alone_s: its duration in seconds without contention.
-        on_end: called when all flows of the last step have arrived.
-        start_s, end_s: its times.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        steps: Sequence[Sequence[Phase]],
-        delay_s: float = 0.0,
-        routes: dict[tuple[Hop, ...], Route] | None = None,
-    ) -> None:
-        self.network = network
-        self._routes = routes
-        self.delay_s = delay_s
-        self.alone_s = sum((max(phase.seconds for phase in step) for step in steps), delay_s if not steps else 0.0)
-        self.steps = [[Shipment(self._route(phase), phase.bytes, self._arrived) for phase in step] for step in steps]
-        self.on_end: list[Callable[[], None]] = []
-        self.begun = 0
-        self.under_way = 0
-        self.start_s = 0.0
-        self.end_s = 0.0
-
-    def _route(self, phase: Phase) -> Route:
-        known = None if self._routes is None else self._routes.get(phase.crossings)
-        if known is not None:
-            return known
-        route = self.network.route(phase.crossings, phase.latency_s, phase.bytes_per_s)
-        if self._routes is not None:
-            self._routes[phase.crossings] = route
-        return route
-
-    @property
-    def slowest(self) -> list[FlowTimes]:
-        """The last flow to arrive in each step."""
-        return [max(step, key=_arrival_s).times for step in self.steps]
-
-    def start(self) -> None:
-        """Start; all members have joined."""
-        self.start_s = self.network.environment.now
-        if self.steps:
-            self._advance()
-        else:  # the end is an event, as every arrival is, even where nothing moves
-            Timeout(self.network.environment, self.delay_s).callbacks.append(lambda _: self._advance())
-
-    def _arrived(self) -> None:
-        self.under_way -= 1
-        if not self.under_way:
-            self._advance()
-
-    def _advance(self) -> None:
-        """Start the next step, or end."""
-        if self.begun < len(self.steps):
-            self.begun += 1
-            step = self.steps[self.begun - 1]
-            self.under_way = len(step)
-            for flow in step:
-                self.network.start(flow)
-            return
-        self.end_s = self.network.environment.now
-        for call in self.on_end:
-            call()
-
-    def close(self) -> None:
-        """Release references, so that everything is freed at once."""
-        self.on_end.clear()
-        self.steps.clear()
-
-
-def _arrival_s(flow: Shipment) -> float:
-    return flow.drained_s + flow.route.latency_s
