@@ -81,10 +81,6 @@ def device_bubbles(
 
     Args:
         queues: of the lowered plan with all its replicas.
-        operation_times: per device the starts and the ends of its operations.
-        transfer_times: per ordered pair of devices its messages.
-        tasks: the items of tasks.
-        step_s: time of the step.
     """
     sent = _last_sent(queues, operation_times, transfer_times)
     reduced: dict[tuple[int, int], _Awaited] = {}

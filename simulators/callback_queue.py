@@ -62,8 +62,6 @@ def connect_callbacks(
 
     Args:
         queues: of all devices; replicas one after another.
-        lowered: per device of one replica its actions, in order.
-        channels: between the devices.
     """
     for queue in queues:
         _issue_in_order(queue, lowered[queue.device % len(lowered)])

@@ -122,11 +122,7 @@ def connect(
     awaits them.
 
     Args:
-        network: the network whose links they cross.
-        cluster: its devices in the order of ranks.
-        queues: the messages of every pair, in order.
         devices: by rank, not yet started.
-        eager: a send needs no posted receive.
     """
     channels = {}
     for (src, dst), messages in queues.items():

@@ -68,13 +68,7 @@ class CopyUse:
 
 
 def host_uses(plan: Plan, cluster: Cluster, timelines: Sequence[Timeline]) -> tuple[HostUse, ...]:
-    """The memory of every host that devices offload to, in the order of their first device.
-
-    Args:
-        plan: the plan.
-        cluster: its devices in the order of ranks.
-        timelines: per rank.
-    """
+    """The memory of every host that devices offload to, in the order of their first device."""
     found = ranks_by_host(plan, cluster)
     devices = {rank % plan.devices for ranks in found.values() for rank in ranks}
     arenas = {device: host_slots(plan, device).bytes for device in devices}

@@ -52,12 +52,7 @@ class Symmetry:
     links: tuple[Links, ...]
 
     def of_all(self, one: "SimulationResult", queues: Queues) -> "SimulationResult":
-        """The result of all replicas from that of the first one.
-
-        Args:
-            one: the first replica's.
-            queues: of all replicas.
-        """
+        """The result of all replicas from that of the first one."""
         replicas, count = range(len(self.links)), len(one.operation_times)
         queue_times = {
             (replica * count + src, replica * count + dst): _queue_of(times, self.links[replica])
@@ -74,12 +69,7 @@ class Symmetry:
 def find_symmetry(
     plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, one: Queues, queues: Queues
 ) -> Symmetry | None:
-    """The symmetry of a plan's replicas; None if they have to be simulated together.
-
-    Args:
-        plan, costs, cluster: of the step; the cluster's devices in the order of ranks.
-        one, queues: the queues of one replica, and of all.
-    """
+    """The symmetry of a plan's replicas; None if they have to be simulated together."""
     kinds = task_kinds()
     if any(not kinds[task.kind].joins_replicas for task in one.tasks):
         return None

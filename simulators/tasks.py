@@ -152,11 +152,6 @@ def run_tasks(
     """All tasks of a step, joined where devices issue their items.
 
     Args:
-        network: whose links they cross.
-        plan, costs: give the sizes.
-        cluster: its devices in the order of ranks.
-        queues: of the lowered plan with all its replicas.
-        devices: by rank, not yet started.
         joined: the same tasks with the items of all replicas, where ``queues`` and ``devices`` are of one of them.
     """
     result: list[RunningTask] = []

@@ -47,13 +47,7 @@ class TensorSum:
 def tensor_sums(
     cluster: Cluster, compute: Sequence[Sequence[Action]], costs: Sequence[StageCosts]
 ) -> list[dict[int, TensorSum]]:
-    """Per device its actions' exchanges, by position in the compute queue; empty without tensor ranks.
-
-    Args:
-        cluster: its devices in the order of ranks.
-        compute: per device its compute queue.
-        costs: per stage.
-    """
+    """Per device its actions' exchanges, by position in the compute queue; empty without tensor ranks."""
     if not isinstance(cluster, GroupedCluster) or all(cost.reductions is None for cost in costs):
         return []
     result = []
@@ -88,14 +82,7 @@ def _sum_of(
 def connect_sums(
     network: Network, cluster: Cluster, sums: Sequence[Mapping[int, TensorSum]], devices: Sequence[DeviceQueue]
 ) -> list[Flow]:
-    """The flows of all-reduces, each started by its action.
-
-    Args:
-        network: whose links they cross.
-        cluster: its devices in the order of ranks.
-        sums: of ``tensor_sums``.
-        devices: by rank, not yet started.
-    """
+    """The flows of all-reduces, each started by its action."""
     flows: list[Flow] = []
     for number, own in enumerate(sums):
         assert isinstance(cluster, GroupedCluster)

@@ -36,7 +36,6 @@ def first_microbatches(plan: Plan, count: int) -> Plan:
     """The plan for its first microbatches only, without its prediction, which covers all of them.
 
     Args:
-        plan: a sound plan.
         count: how many microbatches to keep, from 1 to the plan's.
 
     Raises:
@@ -101,12 +100,7 @@ def _first_runs(plan: Plan, unshard: StageUnshard, count: int) -> StageUnshard:
 
 
 def with_edges(plan: Plan, edges: Iterable[StageEdge]) -> Plan:
-    """The plan with other messages between its stages, not validated; the same plan if the same stages communicate.
-
-    Args:
-        plan: a plan.
-        edges: the messages between stages.
-    """
+    """The plan with other messages between its stages, not validated; the same plan if the same stages communicate."""
     wanted = tuple(sorted(edges, key=lambda edge: (edge.src, edge.dst)))
     return plan if _directions(wanted) == _directions(plan.edges) else evolve(plan, edges=wanted, prediction=None)
 
@@ -122,8 +116,6 @@ def check_agrees(
     """Refuse a plan that contradicts other arguments.
 
     Args:
-        plan: the given plan.
-        microbatches: the number per step; None if not requested.
         schedule: a family's name, or ``auto`` for any.
         recompute: the stages that recompute; None if not requested.
         offload: whether saved tensors are offloaded; None if not requested.
@@ -212,14 +204,7 @@ def _directions(edges: Iterable[StageEdge]) -> set[tuple[int, int, bool]]:
 def forward_order(
     placement: Sequence[int], edges: Iterable[StageEdge], devices: int, microbatches: int
 ) -> tuple[tuple[Action, ...], ...]:
-    """Per device its forwards, in order; those of a stage ascend by microbatch.
-
-    Args:
-        placement: device of every stage.
-        edges: from stages to later ones.
-        devices: how many there are.
-        microbatches: how many.
-    """
+    """Per device its forwards, in order; those of a stage ascend by microbatch."""
     stages = range(len(placement))
     sources: list[list[int]] = [[] for _ in stages]
     for edge in edges:

@@ -136,7 +136,6 @@ def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
     """Sort the actions that devices issue into queues.
 
     Args:
-        plan: its placement and edges.
         lowered: per device its actions, from ``lower``, or written by hand with the same actions (`validate` compares
             them), of which sends and receives may be elsewhere.
 

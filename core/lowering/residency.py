@@ -133,11 +133,8 @@ def device_timelines(
     """The memory of every device over one step.
 
     Args:
-        plan: its placement.
         costs: per stage, of the whole stage.
         queues: of the lowered plan.
-        operation_times: of its operations.
-        arrivals: of its messages.
     """
     costs = replica_costs(plan, costs)
     communication, releases = _communication(plan, queues, arrivals)

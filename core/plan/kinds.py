@@ -138,14 +138,10 @@ def own_queue(
     """A kind that runs once per stage and microbatch on a queue of its own, one action after another.
 
     Args:
-        kind: its letters.
-        queue: name of the queue.
         stages: plan → the stages that run it.
         after: kind of the compute item of the same stage and microbatch that it follows.
         fence: kinds of compute items of the same stage and microbatch; the first of them waits for it. Empty if none
             waits.
-        seconds: its duration.
-        changes: its memory changes.
     """
 
     def insert(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:

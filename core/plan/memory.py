@@ -159,13 +159,7 @@ FORWARD_ONLY = (_frees(Moment.END, Use.COMMUNICATION, Size.READ), _PASSED, *_WOR
 
 
 def changes(kind: Kind, *, recomputes: bool = False, forward_only: bool = False) -> tuple[Change, ...]:
-    """The memory changes of an action.
-
-    Args:
-        kind: kind of the action.
-        recomputes: whether its stage recomputes.
-        forward_only: whether its plan has no backwards.
-    """
+    """The memory changes of an action."""
     if kind is Kind.F and forward_only:
         return FORWARD_ONLY
     if kind is Kind.F and recomputes:
@@ -183,12 +177,7 @@ def order_changes(kind: Kind, *, recomputes: bool = False) -> tuple[Change, ...]
 
 @lru_cache(maxsize=4096)
 def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> Mapping[Kind, tuple[float, float]]:
-    """Per kind of a compute order the changes of the saved tensors at an action's start and end, in bytes.
-
-    Args:
-        cost: costs of the actions' stage.
-        recomputes: whether the stage recomputes.
-    """
+    """Per kind of a compute order the changes of the saved tensors at an action's start and end, in bytes."""
     return {
         kind: (
             _total(order_changes(kind, recomputes=recomputes), Moment.START, cost),
@@ -212,9 +201,6 @@ def held_bytes(
     """The saved tensors that a device holds while each of its actions runs, and after it, in bytes.
 
     Args:
-        actions: the device's compute order.
-        costs: per stage.
-        recompute: the stages that recompute.
         copies: of the device to the host; what they copy is counted while it is on the device.
     """
     table = {
@@ -231,12 +217,7 @@ def held_bytes(
 
 
 def bytes_off_device(copies: Sequence[TimedCopy], actions: int) -> list[tuple[float, float]]:
-    """Bytes that are not on the device while each action of an order runs, and directly after it.
-
-    Args:
-        copies: of the device.
-        actions: length of its compute order.
-    """
+    """Bytes that are not on the device while each action of an order runs, and directly after it."""
     running, after = [0.0] * (actions + 1), [0.0] * (actions + 1)
     for copy in copies:
         running[copy.freed_at] += copy.bytes

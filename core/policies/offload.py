@@ -75,12 +75,7 @@ class PlannedCopy(NamedTuple):
 
 
 def planned_copies(plan: Plan, device: int) -> list[PlannedCopy]:
-    """The copies of a device, in the order in which they are issued.
-
-    Args:
-        plan: a plan with a sound memory policy.
-        device: its number along the pipeline.
-    """
+    """The copies of a device, in the order in which they are issued."""
     own = [each for each in plan.memory.offload if plan.placement[each.stage] == device]
     at = {action: position for position, action in enumerate(plan.device_actions[device] if own else ())}
     found = []
@@ -191,12 +186,7 @@ class _Slot(NamedTuple):
 
 
 def host_slots(plan: Plan, device: int) -> HostSlots:
-    """The host arena of a device.
-
-    Args:
-        plan: a plan with a sound memory policy.
-        device: its number along the pipeline.
-    """
+    """The host arena of a device."""
     parts = {each.stage: _parts([storage.bytes for storage in each.storages]) for each in plan.memory.offload}
     slots = _slots(plan, device, {stage: ends[-1] for stage, ends in parts.items()})
     peak = _peak(slots)

@@ -21,7 +21,6 @@ def recomputed_stages(recompute: Recompute, count: int) -> tuple[int, ...]:
     """The numbers of the stages that recompute.
 
     Args:
-        recompute: ``"none"``, ``"all"`` or stage numbers.
         count: how many stages the plan has.
 
     Raises:

@@ -112,8 +112,6 @@ def over_replicas(kind: Kind, stage: int, plan: Plan, costs: Sequence[StageCosts
 
     Args:
         kind: REDUCE_GRAD, SCATTER_GRAD or UNSHARD.
-        stage: the stage.
-        plan: its mesh, placement and levels.
         costs: per stage, of whole stages.
         cluster: its devices in the order of ranks (``Mesh.arrange``).
     """

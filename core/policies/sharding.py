@@ -62,7 +62,6 @@ def slots_bytes(gradient_bytes: int, largest_bytes: int) -> int:
     """Bytes of the slots of a stage whose replicas share gradients.
 
     Args:
-        gradient_bytes: of all gradients.
         largest_bytes: of the largest gradient, which is not divided; 0 if it is unknown.
     """
     return min(gradient_bytes, SLOTS * max(bucket_bytes(gradient_bytes), largest_bytes))
@@ -106,7 +105,6 @@ def level_and_sharers(shard: str, *more: str) -> tuple[str, int | None]:
     """The level of a request such as ``parameters:8``, and the number of replicas that share; None for all.
 
     Args:
-        shard: the request.
         more: other values than levels that are accepted.
 
     Raises:
@@ -129,7 +127,6 @@ def replica_costs(plan: Plan, costs: Sequence[StageCosts]) -> Sequence[StageCost
     Slots are those of a device. They are counted with the stage that needs the largest.
 
     Args:
-        plan: its levels and replicas.
         costs: of whole stages.
     """
     if not any(shards(plan, stage) for stage in range(len(costs))):
@@ -158,8 +155,6 @@ def part_of(cost: StageCosts, replicas: int, level: str = OPTIMIZER, *, slots: b
 
     Args:
         cost: of the whole stage.
-        replicas: how many there are.
-        level: what they share.
         slots: whether its gradients include the slots of its device.
     """
     if level == NONE:
@@ -205,7 +200,6 @@ def check_level(level: object, *more: str) -> None:
     """Refuse a value that is not a level of sharding.
 
     Args:
-        level: the value.
         more: other values that are accepted.
 
     Raises:

@@ -32,8 +32,6 @@ def encode(
     """Coded orders and their lengths, with capacity for every backward to be split.
 
     Args:
-        device_actions: per device F, I, W and B in order.
-        count: how many microbatches there are.
         split: the stages whose B are coded as I directly followed by W.
     """
     rows: list[list[int]] = []

@@ -51,9 +51,6 @@ def tensors_not_offloaded(
     """What stays of every stage, with the reason; empty for a plan that offloads nothing.
 
     Args:
-        plan: the plan.
-        costs: per stage.
-        cluster: its devices in the order of ranks.
         spans: start and end of the compute actions of the first replica, in seconds.
     """
     result: list[NotOffloaded] = []

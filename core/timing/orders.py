@@ -272,12 +272,9 @@ def run_alone(
     """The step of a plan in which each queue of messages has links of its own.
 
     Args:
-        plan: the plan.
         queues: of the lowered plan; of one replica: all run the same orders.
         costs: per stage; None if everything takes no time.
-        hop: of the links between two devices.
         task_s: duration of each task in seconds; None if they take no time.
-        limit: how far stages may run ahead of their readers.
 
     Returns:
         The engine after its run, and whether it runs to its end.

@@ -21,12 +21,7 @@ _AHEAD = 2
 
 
 def choose_ahead_limit(plan: Plan, lowered: Sequence[Sequence[Action]]) -> AheadLimit:
-    """How far stages may run ahead of their readers in a forward-only plan: small, and without a deadlock.
-
-    Args:
-        plan: a sound plan.
-        lowered: per device its actions.
-    """
+    """How far stages may run ahead of their readers in a forward-only plan: small, and without a deadlock."""
     queues = queues_of(plan, lowered)
     ahead = _AHEAD
     while ahead < plan.microbatches:

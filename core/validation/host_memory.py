@@ -14,7 +14,6 @@ def check_host_memory(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
     """Compare the arenas of all devices of a host with its memory.
 
     Args:
-        plan: a plan with a sound memory policy.
         cluster: its devices in the order of ranks; a host without ``memory_bytes`` has no limit.
 
     Returns:
@@ -43,10 +42,6 @@ def _arenas(plan: Plan) -> tuple[int, ...]:
 
 def ranks_by_host(plan: Plan, cluster: Cluster) -> dict[Hub, list[int]]:
     """The hosts that devices offload to, in the order of their first rank, each with its ranks.
-
-    Args:
-        plan: a plan with a sound memory policy.
-        cluster: its devices in the order of ranks.
 
     Raises:
         RequestError: a device that offloads reaches no host.

@@ -280,9 +280,6 @@ def _check_order(plan: Plan, device: int) -> list[str]:
 def check_offload(plan: Plan) -> None:
     """Check the offload of the memory policy.
 
-    Args:
-        plan: its stages, compute orders and costs are sound.
-
     Raises:
         RequestError: what is wrong, with the action.
     """
@@ -369,11 +366,6 @@ def _check_copy(stage: int, device: int, copy: HostCopy, positions: Mapping[Acti
 
 def _check_runs(unshard: StageUnshard, device: int, actions: Sequence[Action]) -> None:
     """Check the runs of one stage.
-
-    Args:
-        unshard: the runs.
-        device: of the stage.
-        actions: the compute order of that device.
 
     Raises:
         RequestError: an action is in no run, runs overlap, or a run starts before it can.
