@@ -16,7 +16,7 @@ each receive the next compute item after it::
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from ..actions import SEND_KINDS, Action, Kind
 from ..costs.costs import COMPUTE_SECONDS
@@ -61,19 +61,6 @@ class Queues:
             for (src, dst), queue in self.messages.items()
         }
         return Queues(self.compute * replicas, messages, _replicated(self.tasks, replicas, count))
-
-    def without(self, kind: Kind) -> "Queues":
-        """The queues without the tasks of a kind; nothing waits for them any more."""
-        kept = [at for at, task in enumerate(self.tasks) if task.kind is not kind]
-        if len(kept) == len(self.tasks):
-            return self
-        numbers = {at: number for number, at in enumerate(kept)}
-
-        def kept_waits(item: Item) -> Item:
-            return item._replace(waits=tuple(numbers[at] for at in item.waits if at in numbers))
-
-        tasks = (self.tasks[at] for at in kept)
-        return evolve(self, tasks=tuple(task._replace(items=tuple(map(kept_waits, task.items))) for task in tasks))
 
 
 def _replicated(tasks: Sequence[Task], replicas: int, count: int) -> tuple[Task, ...]:

@@ -56,8 +56,8 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
         RequestError: the plan's orders deadlock.
     """
     cluster = plan.mesh.arrange(cluster)
-    bare = evolve(plan, edges=())  # messages are pure delays: they need no sends and receives
-    one = queues_of(bare, lower(bare)).without(Kind.REDUCE_TIED)
+    bare = evolve(plan, edges=(), tied=())  # messages are pure delays: they need no sends and receives
+    one = queues_of(bare, lower(bare))
     firsts = _distinct_replicas(plan, cluster)
     queues = one.replicated(len(firsts))
     held = replica_costs(plan, costs)
