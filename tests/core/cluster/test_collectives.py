@@ -112,3 +112,17 @@ def test_collective_time_does_not_depend_on_the_order_and_grows_with_bytes(count
                 if from_a and link.a == cluster.devices[device].name:
                     sent[device] += phase.bytes
     assert sum(sent.values()) >= least * count * (1 - 1e-9) * (1 if algorithm is not TREE else 0.5)
+
+
+def test_ring_orders_members_of_a_node_next_to_each_other():
+    cluster = nodes(2, 2, order=(0, 2, 1, 3))  # devices 0 and 2 in the first node, 1 and 3 in the second
+    assert ring_order(cluster, (0, 1, 2, 3)) == (0, 2, 1, 3)
+    assert phases(cluster, range(4), 40, ALL_REDUCE, RING) == [(60.0, 10.0, 0.0)]
+
+
+def test_ring_orders_bridged_pairs_next_to_each_other():
+    # Four devices behind PCIe, 0–3 and 1–2 with bridges.
+    links = [Link(f"d{i}", "root", 24.0, 0.0) for i in range(4)]
+    links += [Link("d0", "d3", 48.0, 0.0), Link("d1", "d2", 48.0, 0.0)]
+    cluster = Cluster(tuple(Device(f"d{i}", 1) for i in range(4)), (Hub("root", "host"),), tuple(links))
+    assert ring_order(cluster, (0, 1, 2, 3)) == (0, 3, 1, 2)
