@@ -3,11 +3,11 @@
 A kind of the compute queue has a time (``COMPUTE_SECONDS``). Every other kind, except sends and receives, is declared
 in a ``TaskKind``: where lowering inserts its actions, and which tasks they form. No other code names it: validation,
 memory, the simulator, traces and the executor read queues, items and tasks. The declarations are in ``core/policies``.
-``own_queue`` declares a kind that runs once per stage and microbatch on a queue of its own. The executor's function for
-a kind is registered in ``runtimes/engine/instructions/instructions.py``.
+The executor's function for a kind is registered in ``runtimes/engine/instructions/instructions.py``. Two kinds that are
+not of the package are in ``tests``: `test_own_kind` and `test_toy_policy`.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from attrs import field, frozen
@@ -15,7 +15,7 @@ from attrs import field, frozen
 from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Phase
-from ..costs.costs import Compute, Seconds, StageCosts
+from ..costs.costs import Compute, StageCosts
 from .items import Item, Task
 from .memory import Change
 from .plan import Plan
@@ -123,43 +123,3 @@ def declared(declaration: TaskKind) -> Iterator[TaskKind]:
     finally:
         _DECLARED.clear()
         _DECLARED.update(before)
-
-
-def own_queue(
-    kind: Kind,
-    queue: str,
-    *,
-    stages: Callable[[Plan], Collection[int]],
-    after: Kind,
-    fence: Collection[Kind],
-    seconds: Seconds,
-    changes: Sequence[Change] = (),
-) -> TaskKind:
-    """A kind that runs once per stage and microbatch on a queue of its own, one action after another.
-
-    Args:
-        stages: plan → the stages that run it.
-        after: kind of the compute item of the same stage and microbatch that it follows.
-        fence: kinds of compute items of the same stage and microbatch; the first of them waits for it. Empty if none
-            waits.
-    """
-
-    def insert(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:
-        doing = stages(plan)
-        for position, action in enumerate(plan.device_actions[device] if doing else ()):
-            if action.kind is after and action.stage in doing:
-                yield position, Action(action.stage, kind, action.microbatch)
-
-    def tasks(_: Plan, compute: Compute, items: Sequence[Item], __: Sequence[Task]) -> Iterator[Task]:
-        places = [{action: at for at, action in enumerate(actions)} for actions in compute] if items else []
-        for item in items:
-            device, action = item.device, item.action
-            found = (places[device].get(Action(action.stage, each, action.microbatch)) for each in fence)
-            reader = min((position for position in found if position is not None), default=None)
-            fenced = () if reader is None else ((device, reader),)
-            yield Task(kind, str(action), f"needs {queue}", (item,), fenced, (queue, device))
-
-    def moves(task: Task, _: Plan, costs: Sequence[StageCosts], __: Cluster) -> Movement:
-        return Movement(seconds=seconds(costs[task.items[0].action.stage]))
-
-    return TaskKind((kind,), queue, insert, tasks, moves, changes={kind: changes})

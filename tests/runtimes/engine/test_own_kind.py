@@ -11,7 +11,7 @@ import torch
 from panpipe.core.actions import Action, Kind, declare_kind
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.kinds import declared, own_queue
+from panpipe.core.plan.kinds import declared
 from panpipe.core.plan.memory import Change, Memory, Moment, Size, Use
 from panpipe.core.trace.compare import compare
 from panpipe.core.trace.perfetto import write_trace
@@ -24,6 +24,7 @@ from panpipe.simulators.run import simulate
 from ...support.cuts import captured, even_plan
 from ...support.held import simulated
 from ...support.models import CASES
+from ...support.own_queue import own_queue
 from ...support.parity import build
 from ...support.plans import orders, plan_of
 

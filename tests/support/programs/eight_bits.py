@@ -6,9 +6,10 @@ They have a quarter of the bytes. PACK compresses each on a queue of its own aft
 from attrs import evolve
 from panpipe.core.actions import Kind, declare_kind
 from panpipe.core.costs.graph import OpGraph
-from panpipe.core.plan.kinds import own_queue
 from panpipe.core.plan.memory import Change, Moment, Size, Use
 from panpipe.core.plan.plan import Plan
+
+from ..own_queue import own_queue
 
 PACK, QUEUE, SECONDS = declare_kind("PACK"), "packing", 0.25
 
