@@ -12,7 +12,7 @@ from ...core.costs.module_names import module_ranges
 from ...core.documents import as_plain
 from ...core.plan.plan import Plan, Prediction
 from ...core.plan.wording import plan_size
-from ...core.policies.sharding import GRADIENTS, OPTIMIZER, PARAMETERS
+from ...core.policies.sharding import SHARED
 from ...core.schedules.meaning import meaning_of, short_name
 from ...core.timing.idle import IdleTime
 from ...core.trace.throughput import StepTotals, Throughput, throughput
@@ -220,12 +220,7 @@ def _offload_text(plan: Plan) -> str:
 def _shard_text(plan: Plan) -> str:
     """What replicas share, by level."""
     parts = []
-    shared = {
-        OPTIMIZER: "the optimizer",
-        GRADIENTS: "gradients and the optimizer",
-        PARAMETERS: "parameters, gradients and the optimizer",
-    }
-    for level, what in shared.items():
+    for level, what in SHARED.items():
         stages = [str(stage) for stage, own in enumerate(plan.shard) if own == level]
         if stages:
             parts.append(f"{what} of stage{'s' * (len(stages) > 1)} {' '.join(stages)}")

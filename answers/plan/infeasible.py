@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.errors import InfeasibleError
-from ...core.policies.sharding import GRADIENTS, OPTIMIZER, PARAMETERS
+from ...core.policies.sharding import SHARED
 from ...core.schedules.meaning import short_name
 from ...core.search.suggestions.changes import (
     MORE_DEVICES,
@@ -25,13 +25,6 @@ from ...core.search.suggestions.infeasible import NothingFits, excess, holding, 
 from ..output import bytes_text, print_json, seconds_text
 from ..progress import note_if_slow
 from .request import PlanRequest
-
-_SHARED = {
-    OPTIMIZER: "the optimizer's state",
-    GRADIENTS: "gradients and the optimizer's state",
-    PARAMETERS: "parameters, gradients and the optimizer's state",
-}
-"""What replicas share, by level."""
 
 
 def refuse(nothing: NothingFits, request: PlanRequest, *, json: bool) -> NoReturn:
@@ -124,7 +117,7 @@ class InfeasibleAnswer:
         if change.what == SHARD:
             shape = f"pp={change.found.mesh.pipeline},dp={value:.0f}"
             level = change.found.shard[0]
-            return f"--shard {level}: {value:.0f} replicas share {_SHARED[level]}, with mesh {shape}{step}"
+            return f"--shard {level}: {value:.0f} replicas share {SHARED[level]}, with mesh {shape}{step}"
         if change.what == OFFLOAD:
             return f"--offload auto: {bytes_text(value)} a step to the host and back{step}"
         assert change.what == MORE_MEMORY

@@ -29,7 +29,7 @@ from ..plan.memory_policy import StageOffload, StageUnshard, UnshardedRun
 from ..plan.plan import MemoryPolicy, Plan
 from ..policies.recompute import Recompute, recomputed_stages
 from ..policies.replicas import whole_at_once
-from ..policies.sharding import AUTO, NONE, PARAMETERS
+from ..policies.sharding import AUTO, NONE, part_of_parameters
 
 
 def first_microbatches(plan: Plan, count: int) -> Plan:
@@ -167,7 +167,7 @@ def forward_only(plan: Plan) -> Plan:
         orders = forward_order(plan.placement, edges, plan.devices, plan.microbatches)
     else:
         orders = stage_by_stage(plan.placement, plan.devices, plan.microbatches)
-        shard = tuple(level if level == PARAMETERS else NONE for level in plan.shard)
+        shard = tuple(level if part_of_parameters(level) else NONE for level in plan.shard)
         memory = MemoryPolicy(unshard=_runs_of_stages(plan.placement, shard, orders))
     return evolve(
         plan, edges=edges, device_actions=orders, tied=(), memory=memory, prediction=None, sync=False,
@@ -183,7 +183,7 @@ def _runs_of_stages(
     for stage, level in enumerate(shard):
         actions = orders[placement[stage]]
         own = [at for at, action in enumerate(actions) if action.stage == stage]
-        if level == PARAMETERS:
+        if part_of_parameters(level):
             after = actions[own[0] - 1] if own[0] else None
             found.append(StageUnshard(stage, (UnshardedRun(after, actions[own[0]], actions[own[-1]]),)))
     return tuple(found)

@@ -42,6 +42,12 @@ from ..wording import first_of
 NONE, OPTIMIZER, GRADIENTS, PARAMETERS = "none", "optimizer", "gradients", "parameters"
 LEVELS = (NONE, OPTIMIZER, GRADIENTS, PARAMETERS)
 """The levels, from the one that holds most."""
+SHARED = {
+    OPTIMIZER: "the optimizer's state",
+    GRADIENTS: "gradients and the optimizer's state",
+    PARAMETERS: "parameters, gradients and the optimizer's state",
+}
+"""What replicas share, for people."""
 AUTO = "auto"
 
 SLOTS = 2
@@ -72,20 +78,30 @@ def level_of(plan: Plan, stage: int) -> str:
     return plan.shard[stage] if plan.shard else NONE
 
 
+def part_of_gradients(level: str) -> bool:
+    """Whether each replica holds a part of the gradients."""
+    return LEVELS.index(level) >= LEVELS.index(GRADIENTS)
+
+
+def part_of_parameters(level: str) -> bool:
+    """Whether each replica holds a part of the parameters."""
+    return LEVELS.index(level) >= LEVELS.index(PARAMETERS)
+
+
 def shards(plan: Plan, stage: int) -> bool:
     """Whether a stage is sharded in the steps of a plan: of forwards alone if its replicas share parameters."""
     level = level_of(plan, stage)
-    return level != NONE and plan.mesh.data > 1 and (level == PARAMETERS or not plan.forward_only)
+    return level != NONE and plan.mesh.data > 1 and (part_of_parameters(level) or not plan.forward_only)
 
 
 def shards_gradients(plan: Plan, stage: int) -> bool:
     """Whether each replica of a stage has a part of the gradients in the steps of a plan."""
-    return shards(plan, stage) and level_of(plan, stage) in (GRADIENTS, PARAMETERS) and not plan.forward_only
+    return shards(plan, stage) and part_of_gradients(level_of(plan, stage)) and not plan.forward_only
 
 
 def shards_parameters(plan: Plan, stage: int) -> bool:
     """Whether each replica of a stage has a part of the parameters in the steps of a plan."""
-    return shards(plan, stage) and level_of(plan, stage) == PARAMETERS
+    return shards(plan, stage) and part_of_parameters(level_of(plan, stage))
 
 
 def unsharded_bytes(plan: Plan, costs: Sequence[StageCosts], stage: int) -> int:
@@ -161,10 +177,10 @@ def part_of(cost: StageCosts, replicas: int, level: str = OPTIMIZER, *, slots: b
         return cost
     optimizer = ceil(cost.optimizer_bytes / replicas)
     gradients = cost.gradient_bytes
-    if level != OPTIMIZER:
+    if part_of_gradients(level):
         gradients = ceil(gradients / replicas) + (slots_of_stage(cost) if slots else 0)
     part = evolve(cost, gradient_bytes=gradients, optimizer_bytes=optimizer, optimizer_s=cost.optimizer_s / replicas)
-    if level != PARAMETERS:
+    if not part_of_parameters(level):
         return part
     whole = cost.parameter_bytes
     return evolve(
@@ -182,9 +198,9 @@ def part_of_graph(graph: OpGraph, replicas: int, level: str = OPTIMIZER) -> OpGr
     nodes = []
     for node in graph.nodes:
         part = ceil(node.gradient_bytes / replicas)
-        gradients = node.gradient_bytes if level == OPTIMIZER else part
+        gradients = part if part_of_gradients(level) else node.gradient_bytes
         whole = node.held_parameter_bytes
-        held = ceil(whole / replicas) if level == PARAMETERS else whole
+        held = ceil(whole / replicas) if part_of_parameters(level) else whole
         held += gradients + ceil(node.optimizer_bytes / replicas)
         nodes.append(evolve(node, state_bytes=held, optimizer_s=node.optimizer_s / replicas))
     return evolve(graph, nodes=tuple(nodes))

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 
 from ...core import tradeoff
 from ..plan.plan import Plan
-from ..policies.sharding import PARAMETERS
+from ..policies.sharding import part_of_parameters
 from ..tradeoff import EQUAL, by_time
 from .annealing.search import Round, all_rounds, evaluate_all, search
 from .annealing.walk import Walk, best_by_placement, frontier, ranked
@@ -84,7 +84,7 @@ def confirmed(
         NothingFits: no plan found fits in memory; the message names the device that exceeds its limit most.
     """
     # The search does not model when parameters are gathered for runs.
-    exact = oracle is longest_path and all(setting.shard != PARAMETERS for setting in settings)
+    exact = oracle is longest_path and all(not part_of_parameters(setting.shard) for setting in settings)
     task = _Task(space, meter, oracle, seed, alternatives, judge, exact)
     if oracle is not longest_path:
         settings = [evolve(setting, reserved_messages=MESSAGES) for setting in settings]

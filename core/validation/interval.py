@@ -9,7 +9,7 @@ from attrs import evolve
 
 from ..cluster.tensor_groups import GroupedCluster
 from ..plan.plan import Plan, Prediction
-from ..policies.sharding import PARAMETERS
+from ..policies.sharding import part_of_parameters
 
 TENSOR, SHARDED, OTHER = "tensor ranks", "sharded parameters", "neither"
 PUBLISHED_ERRORS = {TENSOR: 0.10, SHARDED: 0.21, OTHER: 0.23}
@@ -23,7 +23,7 @@ def published_kind(plan: Plan) -> str:
     ranks = cluster if isinstance(cluster, GroupedCluster) else plan.mesh
     if ranks.context > 1 or ranks.experts > 1:
         return OTHER
-    return SHARDED if PARAMETERS in plan.shard else TENSOR if ranks.width > 1 else OTHER
+    return SHARDED if any(map(part_of_parameters, plan.shard)) else TENSOR if ranks.width > 1 else OTHER
 
 
 def with_step_error(plan: Plan, error: float | None) -> Plan:

@@ -17,7 +17,7 @@ from ..costs.costs import StageCosts
 from ..errors import RequestError
 from ..plan.memory_policy import HostCopy, StageOffload, StageUnshard, backward_of
 from ..plan.plan import Plan
-from ..policies.sharding import NONE, PARAMETERS, check_level, check_sharding, shards_parameters
+from ..policies.sharding import NONE, check_level, check_sharding, part_of_parameters, shards_parameters
 from ..wording import first_of
 
 
@@ -31,10 +31,10 @@ def check_structure(plan: Plan) -> list[str]:
         RequestError: a part is inconsistent; the message names it, the rule and the fix.
     """
     _check_shape(plan)
+    check_sharding(plan)
     _check_memory_policy(plan)
     _check_forward_only(plan)
     _check_edges(plan)
-    check_sharding(plan)
     _check_prediction(plan)
     for device, actions in enumerate(plan.device_actions):
         for action in actions:
@@ -121,7 +121,7 @@ def _check_forward_only(plan: Plan) -> None:
         "memory.offload": [each.stage for each in plan.memory.offload],
         "tied": [weight.name for weight in plan.tied],
         "sync": ["true"] if plan.sync else [],
-        "shard": [level for level in plan.shard if level not in (NONE, PARAMETERS)],
+        "shard": [level for level in plan.shard if level != NONE and not part_of_parameters(level)],
         "edges with gradients": [f"{edge.src} → {edge.dst}" for edge in plan.edges if edge.gradient_bytes],
     }
     name = next((name for name, found in needs.items() if found), None)

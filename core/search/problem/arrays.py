@@ -13,7 +13,7 @@ from ...cluster.routing import path_latency_s, path_rate
 from ...costs.costs import EMPTY_GRADIENT_BYTES
 from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine
-from ...policies.sharding import GRADIENTS, NONE, PARAMETERS
+from ...policies.sharding import NONE, part_of_gradients, part_of_parameters
 from ...timing.coding import Floats, Integers
 from ...timing.contended import LinkArrays, link_arrays, no_links
 from .arrangements import Replicas, reduction_rates
@@ -194,8 +194,8 @@ def _over_replicas(
         return reduction_rates(cluster, replicas), none, none
     summed = reduction_rates(cluster, replicas, Operation.REDUCE_SCATTER, sharing)
     gather = reduction_rates(cluster, replicas, Operation.ALL_GATHER, sharing)
-    if shard in (GRADIENTS, PARAMETERS):
-        return np.zeros_like(summed), summed, gather if shard == GRADIENTS else none
+    if part_of_gradients(shard):
+        return np.zeros_like(summed), summed, none if part_of_parameters(shard) else gather
     return summed, none, gather
 
 
@@ -216,8 +216,8 @@ def of_one_replica(arrays: GraphArrays, whole: GraphArrays, replicas: int, shard
     optimizer = np.where(gradient > 0, whole.shared_size - 2 * gradient, 0.0)
     held = np.where(gradient > 0, gradient, whole.shared_size)
     part = np.ceil(gradient / replicas)
-    own = part if shard in (GRADIENTS, PARAMETERS) else gradient
-    if shard == PARAMETERS:
+    own = part if part_of_gradients(shard) else gradient
+    if part_of_parameters(shard):
         sums[:, GATHERED] = whole.sums[:, PARAMETER_BYTES]
         held = np.ceil(held / replicas)
     size = held + own + np.ceil(optimizer / replicas)

@@ -13,15 +13,7 @@ from ...costs.costs import StageCosts, StageEdge, stage_costs, stage_edges
 from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine, with_message_times
 from ...costs.partition import boundary_bytes, stages_of
-from ...policies.sharding import (
-    GRADIENTS,
-    NONE,
-    PARAMETERS,
-    graph_slots_bytes,
-    part_of,
-    part_of_graph,
-    slots_of_stage,
-)
+from ...policies.sharding import NONE, graph_slots_bytes, part_of, part_of_gradients, part_of_graph, slots_of_stage
 from ...timing.compiled import StageArrays
 from .arrangements import Replicas
 from .arrays import (
@@ -106,7 +98,7 @@ class Setting:
             return self
         fixed, reserved = self.fixed, self.reserved
         graphs = tuple(part_of_graph(graph, replicas, level) for graph in self.graphs)
-        if level in (GRADIENTS, PARAMETERS):  # slots are those of a device
+        if part_of_gradients(level):  # slots are those of a device
             if fixed is None:
                 slots = max(graph_slots_bytes(graph, self.devices) for graph in self.graphs)
             else:

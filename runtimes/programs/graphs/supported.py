@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ....core.errors import RequestError
 from ....core.plan.plan import Plan
-from ....core.policies.sharding import GRADIENTS, PARAMETERS
+from ....core.policies.sharding import LEVELS, part_of_gradients
 from ..compiled import Compiled
 from .graph_pool import has_graphs
 
@@ -35,7 +35,7 @@ def check_sharing(levels: Sequence[str]) -> None:
     Raises:
         RequestError: they do. Their gradients are sent during a backward, and their parameters' memory moves.
     """
-    found = next((level for level in levels if level in (GRADIENTS, PARAMETERS)), None)
+    found = next((level for level in levels if level in LEVELS and part_of_gradients(level)), None)
     if found is not None:
         raise RequestError(
             f"cuda_graphs=True does not support shard='{found}': backwards then communicate, and a graph repeats "
