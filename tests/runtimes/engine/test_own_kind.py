@@ -1,28 +1,23 @@
-"""A kind of action declared here, on a separate queue: lowered, validated, simulated, traced and executed.
+"""A kind of action declared here, on a separate queue: validated, simulated and traced; refused without an instruction.
 
-CHECKSUM adds up the saved tensors of a stage and microbatch after each F, and B waits for it. All of it is in this
-file.
+CHECKSUM adds up the saved tensors of a stage and microbatch after each F, and B waits for it. How a declared kind is
+executed is in ``tests/core/policies/test_toy_policy.py``.
 """
-
-import threading
 
 import pytest
 import torch
-from panpipe.core.actions import Action, Kind, declare_kind
+from panpipe.core.actions import Kind, declare_kind
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.kinds import declared
 from panpipe.core.plan.memory import Change, Memory, Moment, Size, Use
-from panpipe.core.trace.compare import compare
 from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.core.validation.validate import validate
-from panpipe.runtimes.engine.instructions.instructions import INSTRUCTIONS, Binder, Instruction
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.simulators.run import simulate
 
 from ...support.cuts import captured, even_plan
-from ...support.held import simulated
 from ...support.models import CASES
 from ...support.own_queue import own_queue
 from ...support.parity import build
@@ -78,55 +73,6 @@ def test_validation_times_memory_with_the_fence():
     result, report = simulate(plan), validate(plan)
     assert report.peak_memory_bytes == result.peak_memory_bytes
     assert report.peak_saved_bytes == result.peak_saved_bytes == (200.0, 100.0)
-
-
-class Sum:
-    """A checksum under way."""
-
-    def __init__(self, waited: list[str], action: Action) -> None:
-        self.waited, self.action = waited, action
-
-    def wait(self) -> None:
-        self.waited.append(str(self.action))
-
-
-def test_executor_runs_a_declared_kind_and_its_fence_waits(monkeypatch):
-    sums, waited, lock = {}, [], threading.Lock()
-
-    def bind(binder: Binder, action: Action) -> Instruction:
-        frame, run = binder.frame, binder.run_of(action)
-
-        def checksum() -> None:
-            tensors = [t for t in run.held(action.microbatch or 0) if isinstance(t, torch.Tensor)]
-            with lock:
-                sums[str(action)] = sum(t.double().sum().item() for t in tensors)
-            frame.pending[action] = Sum(waited, action)
-
-        return Instruction(action, None, checksum, None, QUEUE)
-
-    case = CASES[NAME]
-    plan = even_plan(captured(case, DTYPE, 8, 4), 2, 4)
-    with monkeypatch.context() as patch:
-        patch.setitem(INSTRUCTIONS, CHECKSUM, bind)
-        pipe = build(ThreadTeam(2), NAME, DTYPE, 8, plan, 4)
-        pipe.step(case.batch(8, DTYPE))
-        _, trace = pipe.trace_step(case.batch(8, DTYPE))
-        prediction = simulated(pipe.plan, pipe)
-    names = {f"{stage}CHECKSUM{m}" for stage in range(2) for m in range(4)}
-    assert set(sums) == names
-    assert len(set(sums.values())) == len(names)
-    assert sorted(waited) == sorted([*names, *names])  # two steps
-    events = {str(e.action): e for e in trace.events}
-    for stage in range(2):
-        for m in range(4):
-            event = events[f"{stage}CHECKSUM{m}"]
-            assert event.queue == QUEUE
-            assert events[f"{stage}F{m}"].end_s <= event.start_s <= event.end_s <= events[f"{stage}B{m}"].start_s
-    compared = compare(prediction.trace, trace)
-    assert {each.kind: each.count for each in compared.kinds}[CHECKSUM] == len(names)
-    assert not compared.only_predicted
-    assert not compared.only_measured
-    assert not [each for each in compared.order if each.queue == QUEUE]
 
 
 def test_kind_without_a_registered_instruction_is_refused():
