@@ -229,7 +229,7 @@ def _check_states(path: str | Path, graph: OpGraph) -> None:
     """Check that a node's state includes its parameters, except those of an earlier node, which has their state."""
     seen: set[str] = set()
     for node in graph.nodes:
-        if node.state_bytes < node.parameter_bytes:
+        if node.state_bytes < node.parameter_bytes and not seen.intersection(node.parameters):
             raise RequestError(
                 f"{path}: state_bytes of '{node.name}' is {node.state_bytes}, below its parameter_bytes "
                 f"{node.parameter_bytes}: state_bytes is of parameters, gradients and optimizer state together"
