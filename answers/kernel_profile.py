@@ -86,47 +86,36 @@ def _clock(device: torch.device) -> Callable[[], float]:
     return time.thread_time if alone else time.perf_counter
 
 
+SHAPES: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "product": (
+        (32, 64, 64), (64, 256, 256), (128, 768, 768), (512, 256, 1024), (256, 768, 3072), (256, 3072, 768),
+        (1024, 512, 512), (512, 1024, 1024), (128, 768, 8192),
+    ),
+    "batched_product": ((8, 64, 32), (8, 128, 64), (16, 256, 64), (4, 512, 64)),
+    "attention": (
+        (1, 4, 64, 32, False), (1, 8, 128, 64, True), (1, 12, 256, 64, True), (2, 8, 256, 64, False),
+        (1, 12, 512, 64, True), (1, 8, 1024, 64, False),
+    ),
+    "convolution": (
+        (2, 16, 16, 16, 3), (2, 32, 64, 28, 3), (4, 64, 64, 28, 3), (2, 64, 128, 28, 1), (1, 3, 64, 112, 7),
+        (4, 128, 128, 14, 3),
+    ),
+    "normalisation": ((16, 64), (64, 256), (128, 768), (256, 768), (512, 1024), (1024, 1024), (256, 8192)),
+    "elementwise": ((1 << 10,), (1 << 13,), (1 << 16,), (1 << 18,), (1 << 20,), (1 << 21,), (1 << 22,)),
+    "lookup": ((32, 100, 64), (128, 1000, 256), (256, 8192, 512), (512, 8192, 768), (1024, 4096, 1024)),
+}  # fmt: skip
+"""The cases by the method that makes them, with its arguments, small to large; the first one grows with ``scale``."""
+
+
 def bundled_cases(device: torch.device, dtype: torch.dtype, scale: int = 1) -> Iterator[Case]:
-    """Operators of every kind in transformers and convolutional networks, small to large.
+    """Operators of every kind in transformers and convolutional networks.
 
     A case's tensors are allocated when the iterator yields it.
     """
     make = _Maker(device, dtype)
-    for rows, inner, columns in ((32, 64, 64), (64, 256, 256), (128, 768, 768), (512, 256, 1024), (256, 768, 3072),
-                                 (256, 3072, 768), (1024, 512, 512), (512, 1024, 1024), (128, 768, 8192)):  # fmt: skip
-        yield make.product(rows * scale, inner, columns)
-    for batch, rows, inner in ((8, 64, 32), (8, 128, 64), (16, 256, 64), (4, 512, 64)):
-        yield make.batched_product(batch * scale, rows, inner)
-    for batch, heads, rows, size, causal in (
-        (1, 4, 64, 32, False),
-        (1, 8, 128, 64, True),
-        (1, 12, 256, 64, True),
-        (2, 8, 256, 64, False),
-        (1, 12, 512, 64, True),
-        (1, 8, 1024, 64, False),
-    ):
-        yield make.attention(batch * scale, heads, rows, size, causal)
-    for batch, channels, filters, side, width in (
-        (2, 16, 16, 16, 3),
-        (2, 32, 64, 28, 3),
-        (4, 64, 64, 28, 3),
-        (2, 64, 128, 28, 1),
-        (1, 3, 64, 112, 7),
-        (4, 128, 128, 14, 3),
-    ):
-        yield make.convolution(batch * scale, channels, filters, side, width)
-    for rows, columns in ((16, 64), (64, 256), (128, 768), (256, 768), (512, 1024), (1024, 1024), (256, 8192)):
-        yield make.normalisation(rows * scale, columns)
-    for count in (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22):
-        yield make.elementwise(count * scale)
-    for rows, table, columns in (
-        (32, 100, 64),
-        (128, 1000, 256),
-        (256, 8192, 512),
-        (512, 8192, 768),
-        (1024, 4096, 1024),
-    ):
-        yield make.lookup(rows * scale, table, columns)
+    for kind, shapes in SHAPES.items():
+        for first, *others in shapes:
+            yield getattr(make, kind)(first * scale, *others)
 
 
 @frozen

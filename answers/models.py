@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from inspect import Parameter, signature
 from traceback import extract_tb
@@ -27,7 +27,7 @@ from ..core.errors import PanpipeError, RequestError, in_a_line
 from ..core.trace.throughput import StepTotals
 from ..runtimes.devices.heap import empty_weights
 from ..runtimes.microbatches import split_batch
-from .bundled_models import is_bundled, make
+from .bundled_models import check_model_name, is_bundled, make
 from .output import note
 
 NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -54,9 +54,8 @@ def load_factory(name: str) -> Factory:
     Raises:
         RequestError: the name has another form, the module cannot be imported, or it has no such function.
     """
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise RequestError(f"'{name}' is not a model: write module:factory, such as mytraining:make")
+    check_model_name(name, bundled=False)
+    module, _, attribute = name.partition(":")
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
@@ -82,16 +81,21 @@ def load_factory(name: str) -> Factory:
     return factory  # type: ignore[no-any-return]
 
 
-def load_model(name: str) -> Made:
+def load_model(name: str, *, empty: bool = False) -> Made:
     """Model, step, example batch and options from ``module:factory``.
+
+    Args:
+        empty: whether parameters are on the meta device, unless a constructor needs their values.
 
     Raises:
         RequestError: the factory cannot be found, or returns something else.
     """
     factory = load_factory(name)
     with _in_one_line(f"'{name}'"):
-        made = factory()
-    return _checked(name, made)
+        if empty:
+            with suppress(RuntimeError, NotImplementedError), empty_weights():  # raised if a value is needed
+                return _checked(name, factory())
+        return _checked(name, factory())
 
 
 @contextmanager
@@ -204,7 +208,7 @@ def planned_model(
             f"--batch and --sequence are for bundled models, and '{name}' returns its own example batch: leave them out"
         )
     else:
-        made = _constructed_empty(name) if empty else load_model(name)
+        made = load_model(name, empty=empty)
     model, step, example, options = made if dtype is None else _cast(made, DTYPES[dtype])
     if device is not None and device.type != "cpu":
         on_meta = any(parameter.is_meta for parameter in model.parameters())
@@ -243,18 +247,6 @@ def _map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The batch with ``change`` applied to each of its tensors."""
     leaves, nesting = flatten_batch(batch)
     return nesting.batch([change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
-
-
-def _constructed_empty(name: str) -> Made:
-    """The factory's result, with parameters on the meta device unless a constructor needs their values."""
-    factory = load_factory(name)
-    with _in_one_line(f"'{name}'"):
-        try:
-            with empty_weights():
-                made = factory()
-        except (RuntimeError, NotImplementedError):  # torch raises these if the value of a meta tensor is needed
-            made = factory()
-    return _checked(name, made)
 
 
 def _cast(made: Made, dtype: torch.dtype) -> Made:

@@ -4,9 +4,10 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -69,6 +70,33 @@ def print_table(
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+def print_records(
+    title: str,
+    records: Iterable[Any],
+    columns: Mapping[str, str | Callable[[Any], object]],
+    texts: Collection[str] = (),
+) -> None:
+    """Print a table with a row for each record; nothing if there are none.
+
+    Args:
+        columns: heading → what it has of a record: a function, or a path of attributes, perhaps with one of `UNITS`, as
+            in ``duration.predicted s``. None is a dash.
+        texts: see `print_table`.
+    """
+    rows = [[_cell(record, column) for column in columns.values()] for record in records]
+    if rows:
+        print_table(title, tuple(columns), rows, texts=texts)
+
+
+def _cell(record: Any, column: str | Callable[[Any], object]) -> object:
+    if not isinstance(column, str):
+        return column(record)
+    path, _, unit = column.partition(" ")
+    for name in path.split("."):
+        record = None if record is None else getattr(record, name)
+    return "–" if record is None else UNITS[unit](record) if unit else record
+
+
 def wide() -> bool:
     """Whether the terminal is wider than 100 characters."""
     return Console().width > 100
@@ -103,6 +131,17 @@ def rate_text(bytes_per_s: float) -> str:
 def share_text(part: float, whole: float) -> str:
     """A share in percent: ``12.3%``."""
     return f"{part / whole:.1%}" if whole else "–"
+
+
+UNITS: Mapping[str, Callable[[float], str]] = {
+    "s": seconds_text,
+    "B": bytes_text,
+    "B/s": lambda rate: f"{bytes_text(rate)}/s" if isfinite(rate) else "–",
+    "GB/s": rate_text,
+    "%": "{:.1%}".format,
+    "±%": "{:+.1%}".format,
+}
+"""How a value is written, by its unit."""
 
 
 def check_writable(*paths: Path | None) -> None:

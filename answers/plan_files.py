@@ -1,5 +1,6 @@
 """Reads plans and schedule files, for ``validate`` and ``simulate``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import frozen
@@ -31,14 +32,17 @@ def read_plan_or_schedule(path: Path) -> PlanFile:
     for line in file.notes:
         note(f"note: {line}")
     lowered = None if file.lowered is None else _with_steps(file, file.lowered)
-    return PlanFile(_as_plan(file, path.stem), True, lowered)
+    return PlanFile(plan_of_order(path.stem, file.device_actions, file.placement, file.microbatches), True, lowered)
 
 
-def _as_plan(file: ScheduleFile, name: str) -> Plan:
-    stages = tuple(Stage(index, device, (f"stage{index}",)) for index, device in enumerate(file.placement))
+def plan_of_order(
+    name: str, device_actions: Sequence[Sequence[Action]], placement: Sequence[int], microbatches: int
+) -> Plan:
+    """A plan without costs that runs an order on a chain of stages."""
+    stages = tuple(Stage(index, device, (f"stage{index}",)) for index, device in enumerate(placement))
     edges = tuple(StageEdge(index, index + 1, 1, 1) for index in range(len(stages) - 1))
-    mesh = Mesh(len(file.device_actions))
-    return Plan(name, "", mesh, file.microbatches, name, stages, edges, file.device_actions)
+    orders = tuple(map(tuple, device_actions))
+    return Plan(name, "", Mesh(len(orders)), microbatches, name, stages, edges, orders)
 
 
 def _with_steps(file: ScheduleFile, lowered: tuple[tuple[Action, ...], ...]) -> tuple[tuple[Action, ...], ...]:

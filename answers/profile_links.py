@@ -37,7 +37,7 @@ from ..runtimes.launch.launch import make_team
 from ..runtimes.launch.team import Team
 from ..runtimes.profile.measured_cluster import ACK_BYTES, memory_of_each, pair_times
 from ..runtimes.profile.offload_rates import MeasuredCopy, host_copies
-from .output import bytes_text, note, print_json, print_table, rate_text, seconds_text
+from .output import bytes_text, note, print_json, print_records, print_table, rate_text, seconds_text
 
 
 @frozen
@@ -160,19 +160,12 @@ def _show(found: LinkProfile) -> None:
     ]
     sizes = [bytes_text(point.bytes) for point in next(iter(found.alone.values())).points]
     print_table("Alone, with the residual of each size", ("pair", "latency", "rate", "in the file", *sizes), rows)
-    cuts = [
-        (
-            ", ".join(map(str, sorted(cut.group))),
-            rate_text(cut.sent_bytes_per_s),
-            rate_text(cut.received_bytes_per_s),
-            rate_text(cut.fitted_bytes_per_s),
-            f"{cut.error:.0%}",
-        )
-        for cut in found.tree.cuts
-    ]
-    print_table(
-        "Together: a group to all others at once, and back", ("group", "sent", "received", "fitted", "error"), cuts
-    )
+    print_records(
+        "Together: a group to all others at once, and back", found.tree.cuts,
+        {"group": lambda cut: ", ".join(map(str, sorted(cut.group))), "sent": "sent_bytes_per_s GB/s",
+         "received": "received_bytes_per_s GB/s", "fitted": "fitted_bytes_per_s GB/s",
+         "error": lambda cut: f"{cut.error:.0%}"},
+    )  # fmt: skip
     for link in found.cluster.links:
         group = next((found.tree.shared[end] for end in (link.a, link.b) if end in found.tree.shared), None)
         shared = f", shared by {', '.join(map(str, sorted(group)))}" if group else ""

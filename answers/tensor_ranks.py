@@ -20,7 +20,7 @@ Expert ranks of a mixture model have equally many of its experts each, and equal
 two all-to-alls in F, and two in B. The model is on the meta device, for planning; it does not train.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from typing import Any
@@ -107,7 +107,7 @@ def model_of_rank(model: nn.Module, tensor: int, rank: int = 0, *, tokens: int |
     tied = head.weight is embedding.weight
     part = _EmbeddingOfRank(embedding, own, rank * own, summed)
     model.set_submodule(next(name for name, module in model.named_modules() if module is embedding), part)
-    head.weight = part.weight if tied else _meta(own, embedding.embedding_dim, head.weight)
+    head.weight = part.weight if tied else _meta((own, embedding.embedding_dim), head.weight)
     return model, partial(_step_of_rank, rank * own, tokens)
 
 
@@ -163,13 +163,11 @@ def share_experts(name: str, model: nn.Module, ranks: int) -> None:
     Raises:
         RequestError: there are none, or the ranks cannot share them equally.
     """
-    mixtures = [m for m in model.modules() if getattr(getattr(m, "gate_up_proj", None), "ndim", 0) == 3]
+    mixtures: list[Any] = [m for m in model.modules() if getattr(getattr(m, "gate_up_proj", None), "ndim", 0) == 3]
     if ranks > 1 and not mixtures:
         raise RequestError(f"--ep {ranks} is for mixture models, and '{name}' has no experts: leave it out")
     for module in mixtures:
         up, down = module.gate_up_proj, module.down_proj
-        assert isinstance(up, Tensor)
-        assert isinstance(down, Tensor)
         count, wide, width = up.shape
         if tuple(down.shape) != (count, width, wide // 2) or not hasattr(module, "act_fn"):
             raise RequestError(f"the experts of '{name}' are no gated MLPs as those of Mixtral: they cannot be planned")
@@ -178,10 +176,7 @@ def share_experts(name: str, model: nn.Module, ranks: int) -> None:
                 f"'{name}' has {count} experts in a layer, which {ranks} ranks cannot share equally: give --ep a "
                 f"divisor of {count}"
             )
-        module.gate_up_proj, module.down_proj = (
-            nn.Parameter(torch.empty(count // ranks, *each.shape[1:], dtype=each.dtype, device="meta"))
-            for each in (up, down)
-        )
+        module.gate_up_proj, module.down_proj = (_part(each, 0, ranks) for each in (up, down))
         module.forward = partial(_mixed, module, ranks)
 
 
@@ -200,44 +195,33 @@ def _mixed(module: Any, ranks: int, hidden: Tensor, chosen: Tensor, weights: Ten
     return (found.view(rows, times, -1) * weights.unsqueeze(-1).to(found.dtype)).sum(1)
 
 
-def _meta(rows: int, columns: int, like: Tensor | nn.Module) -> nn.Parameter:
-    assert isinstance(like, Tensor)
-    return nn.Parameter(torch.empty(rows, columns, dtype=like.dtype, device="meta"))
+def _meta(shape: Sequence[int], like: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=like.dtype, device="meta"))
 
 
-def _is_transposed(module: nn.Module) -> bool:
-    """Whether a layer's weight is (input, output), as that of transformers' Conv1D."""
-    return not isinstance(module, nn.Linear)
+def _part(whole: Any, dim: int, ranks: int) -> nn.Parameter:
+    """A rank's part of a parameter along a dimension."""
+    return _meta([size // ranks if at == dim else size for at, size in enumerate(whole.shape)], whole)
 
 
-def _split_column(module: nn.Module, tensor: int) -> None:
+def _split_column(module: Any, tensor: int) -> None:
     """1/t of the output features."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    if _is_transposed(module):
-        module.weight = _meta(weight.shape[0], weight.shape[1] // tensor, weight)
-        module.nf = weight.shape[1] // tensor  # type: ignore[assignment]
-    else:
-        module.weight = _meta(weight.shape[0] // tensor, weight.shape[1], weight)
-    bias = module.bias
-    if isinstance(bias, Tensor):
-        module.bias = nn.Parameter(torch.empty(bias.shape[0] // tensor, dtype=bias.dtype, device="meta"))
+    output = 0 if isinstance(module, nn.Linear) else 1  # the weight of transformers' Conv1D is (input, output)
+    module.weight = _part(module.weight, output, tensor)
+    if output:
+        module.nf = module.weight.shape[1]
+    if module.bias is not None:
+        module.bias = _part(module.bias, 0, tensor)
 
 
-def _split_row(module: nn.Module, tensor: int, summed: _Summed) -> None:
+def _split_row(module: Any, tensor: int, summed: _Summed) -> None:
     """1/t of the input features, and the sum of all ranks' results; the bias is added to the sum."""
-    weight, bias = module.weight, module.bias
-    assert isinstance(weight, Tensor)
-    if _is_transposed(module):
-        module.weight = _meta(weight.shape[0] // tensor, weight.shape[1], weight)
-    else:
-        module.weight = _meta(weight.shape[0], weight.shape[1] // tensor, weight)
-    transposed = _is_transposed(module)
+    linear = isinstance(module, nn.Linear)
+    module.weight = _part(module.weight, 1 if linear else 0, tensor)
 
     def forward(x: Tensor) -> Tensor:
-        found = x @ (module.weight if transposed else module.weight.t())  # type: ignore[operator]
-        whole = summed(found)
-        return whole if bias is None else whole + module.bias  # type: ignore[operator]
+        whole = summed(x @ (module.weight.t() if linear else module.weight))
+        return whole if module.bias is None else whole + module.bias
 
     module.forward = forward
 
@@ -254,7 +238,7 @@ class _EmbeddingOfRank(nn.Module):
 
     def __init__(self, whole: nn.Embedding, own: int, first: int, summed: _Summed) -> None:
         super().__init__()
-        self.weight, self.own, self.first = _meta(own, whole.embedding_dim, whole.weight), own, first
+        self.weight, self.own, self.first = _meta((own, whole.embedding_dim), whole.weight), own, first
         self.summed = summed
 
     def forward(self, tokens: Tensor) -> Tensor:

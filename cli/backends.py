@@ -1,10 +1,10 @@
 """``panpipe backends``: all transports, which of them work here, and why the others do not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..answers.options import argument, flag, json_flag, option
-from ..answers.output import note, print_json, print_table
+from ..answers.output import note, print_json, print_records
 from ..backends.conformance import examine
 from ..backends.kind import BackendKind, dtype_name
 from ..backends.registry import BUILT_IN, find_backend, known_backends, plugins
@@ -56,20 +56,16 @@ def _answer(kind: BackendKind) -> dict[str, Any]:
 
 
 def _print(shown: Sequence[BackendKind], left_out: Sequence[LeftOut]) -> None:
-    rows = [
-        (
-            kind.name,
-            "yes" if kind.unavailable is None else "no",
-            ", ".join(kind.runs),
-            ", ".join(sorted(kind.device_types)),
-            "all" if kind.dtypes is None else ", ".join(sorted(map(dtype_name, kind.dtypes))),
-            "panpipe" if kind in BUILT_IN else "plug-in",
-            kind.summary,
-        )
-        for kind in shown
-    ]
-    columns = ("backend", "here", "devices are", "tensors on", "dtypes", "from", "")
-    print_table("", columns, rows, texts=columns)
+    columns: dict[str, str | Callable[[Any], object]] = {
+        "backend": "name",
+        "here": lambda kind: "yes" if kind.unavailable is None else "no",
+        "devices are": lambda kind: ", ".join(kind.runs),
+        "tensors on": lambda kind: ", ".join(sorted(kind.device_types)),
+        "dtypes": lambda kind: "all" if kind.dtypes is None else ", ".join(sorted(map(dtype_name, kind.dtypes))),
+        "from": lambda kind: "panpipe" if kind in BUILT_IN else "plug-in",
+        "": "summary",
+    }
+    print_records("", shown, columns, texts=tuple(columns))
     for kind in shown:
         if kind.unavailable is not None:
             print(f"{kind.name} cannot be used here: {kind.unavailable}")
@@ -91,11 +87,11 @@ def _check(kind: BackendKind, devices: int, on: str | None, json: bool) -> int:
         ]
         print_json({"name": kind.name, "conforms": not broken, "rules": rules})
         return int(broken > 0)
-    rows = [
-        (one.rule.name, one.workers, "kept" if one.problem is None else "BROKEN", one.rule.text) for one in findings
-    ]
-    print_table(f"backend '{kind.name}' on {devices} devices", ("rule", "over", "", "requirement"), rows,
-                texts=("over", "requirement"))  # fmt: skip
+    print_records(
+        f"backend '{kind.name}' on {devices} devices", findings,
+        {"rule": "rule.name", "over": "workers", "": lambda one: "kept" if one.problem is None else "BROKEN",
+         "requirement": "rule.text"}, texts=("over", "requirement"),
+    )  # fmt: skip
     for one in findings:
         if one.problem is not None:
             print(f"{one.rule.name}, over {one.workers}: {one.problem}")

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from ..answers.bundled_models import BUNDLED
 from ..answers.options import argument, flag, json_flag, option
-from ..answers.output import bytes_text, note, print_json, print_table, rate_text, seconds_text
+from ..answers.output import bytes_text, note, print_json, print_records, print_table, rate_text, seconds_text
 from ..core.cluster.catalog import Catalogue, LinkType, catalogue, find_cluster
 from ..core.cluster.catalog.find import cluster_in
 from ..core.cluster.cluster import Cluster, cluster_json
 from ..core.cluster.device_type import DeviceType
 from ..core.cluster.sourced import joined
-from ..core.cluster.topology import LinkClass, PathClass, Topology, path_classes, topology_of
+from ..core.cluster.topology import LinkClass, Topology, path_classes, topology_of
 from ..core.documents import as_plain
 from ..core.errors import RequestError, naming
 from ..core.files.limits import CATALOGUE
@@ -117,27 +117,27 @@ def _print_all(known: Catalogue) -> None:
         ("device", *(f"{kind}{which}" for kind in kinds for which in ("", " large"))),
         [(device.name, *(cell for kind in kinds for cell in _rates(device, kind))) for device in devices],
     )
-    print_table(
-        "Devices: memory, the part that plans may use, its bandwidth in GB/s, and their links",
-        ("device", "memory", "for plans", "peak", "eff.", "to the host", "between"),
-        [_memory_row(device) for device in devices],
-        texts=("to the host", "between"),
-    )
-    print_table(
-        "Links: GB/s in each direction; back to the device where that differs",
-        ("link", "peak", "eff.", "back", "latency", "title"),
-        [_link_row(link) for link in known.links.values()],
+    print_records(
+        "Devices: memory, the part that plans may use, its bandwidth in GB/s, and their links", devices,
+        {"device": "name", "memory": "memory_bytes B", "for plans": "usable_bytes B",
+         "peak": lambda each: _number(each, "peak_memory_bytes_per_s", 1e9),
+         "eff.": lambda each: _number(each, "effective_memory_bytes_per_s", 1e9),
+         "to the host": "host_link", "between": "gpu_link"}, texts=("to the host", "between"),
+    )  # fmt: skip
+    print_records(
+        "Links: GB/s in each direction; back to the device where that differs", known.links.values(),
+        {"link": "name", "peak": lambda link: _number(link, "peak_bytes_per_s", 1e9),
+         "eff.": lambda link: _number(link, "effective_bytes_per_s", 1e9),
+         "back": lambda link: _number(link, "effective_back_bytes_per_s", 1e9),
+         "latency": lambda link: _mark(link, "latency_s") + seconds_text(link.latency_s), "title": "title"},
         texts=("title",),
-    )
-    print_table(
+    )  # fmt: skip
+    print_records(
         "Clusters; also any NODESxDEVICESxTYPE, such as 3x4xH100, with parameters after a colon, and cpu:N",
-        ("cluster", "devices", "title"),
-        [
-            (cluster.name, sum(group.nodes * group.gpus for group in cluster.groups), cluster.title)
-            for cluster in known.clusters.values()
-        ],
-        texts=("title",),
-    )
+        known.clusters.values(),
+        {"cluster": "name", "devices": lambda each: sum(group.nodes * group.gpus for group in each.groups),
+         "title": "title"}, texts=("title",),
+    )  # fmt: skip
     print(f"\n{ASSUMED} = assumed. Each number with its source: panpipe catalog show NAME")
 
 
@@ -149,29 +149,6 @@ def _rates(device: DeviceType, kind: str) -> tuple[str, str]:
     return _number(device, f"peak_flops_per_s.{kind}", 1e12), f"{_mark(device, 'efficiency.matmul')}{reached:.4g}"
 
 
-def _memory_row(device: DeviceType) -> tuple[str, ...]:
-    return (
-        device.name,
-        bytes_text(device.memory_bytes),
-        bytes_text(device.usable_bytes),
-        _number(device, "peak_memory_bytes_per_s", 1e9),
-        _number(device, "effective_memory_bytes_per_s", 1e9),
-        device.host_link,
-        device.gpu_link or "–",
-    )
-
-
-def _link_row(link: LinkType) -> tuple[str, ...]:
-    return (
-        link.name,
-        _number(link, "peak_bytes_per_s", 1e9),
-        _number(link, "effective_bytes_per_s", 1e9),
-        "" if link.effective_back_bytes_per_s is None else _number(link, "effective_back_bytes_per_s", 1e9),
-        _mark(link, "latency_s") + seconds_text(link.latency_s),
-        link.title,
-    )
-
-
 def _mark(entry: Any, path: str) -> str:
     """``~`` if the number at ``path`` of an entry is assumed, otherwise nothing."""
     source = entry.sources.get(path)
@@ -179,12 +156,12 @@ def _mark(entry: Any, path: str) -> str:
 
 
 def _number(entry: Any, path: str, unit: float) -> str:
-    """The number at ``path``, ``field`` or ``field.key``, divided by ``unit``; a dash if the entry has none."""
+    """The number at ``path``, ``field`` or ``field.key``, divided by ``unit``; empty if the entry has none."""
     field, _, key = path.partition(".")
     value = getattr(entry, field)
-    if key and key not in value:
-        return "–"
-    return f"{_mark(entry, path)}{(value[key] if key else value) / unit:.4g}"
+    if key:
+        value = value[key]
+    return "" if value is None else f"{_mark(entry, path)}{value / unit:.4g}"
 
 
 def _print_entry(entry: Any) -> None:
@@ -205,14 +182,16 @@ def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
     topology = topology_of(cluster)
     title = known.clusters[name].title if name in known.clusters else _summary(cluster, topology)
     print(textwrap.fill(f"{name}: {title}", Console().width))
-    rows = [(c.ends, c.count, _rate_text(c), seconds_text(c.latency_s)) for c in topology.links]
-    print_table("Links: effective rate in each direction", ("between", "links", "rate", "latency"), rows)
-    print_table(
-        f"Paths from {cluster.devices[0].name}, with no other traffic",
-        ("to", "count", "rate", "latency", "through"),
-        [_path_row(cluster, path) for path in path_classes(cluster)],
-        texts=("through",),
-    )
+    print_records(
+        "Links: effective rate in each direction", topology.links,
+        {"between": "ends", "links": "count", "rate": _rate_text, "latency": "latency_s s"},
+    )  # fmt: skip
+    print_records(
+        f"Paths from {cluster.devices[0].name}, with no other traffic", path_classes(cluster),
+        {"to": lambda path: "its host" if path.device is None else cluster.devices[path.device].name, "count": "count",
+         "rate": "bytes_per_s GB/s", "latency": "latency_s s",
+         "through": lambda path: " ".join(path.hubs) or "one link"}, texts=("through",),
+    )  # fmt: skip
     for (memory_bytes, rate), count in _host_memory(cluster).items():
         parts = [] if memory_bytes is None else [bytes_text(memory_bytes)]
         parts += [] if rate is None else [f"{rate_text(rate)} for reads and writes together"]
@@ -231,11 +210,6 @@ def _host_memory(cluster: Cluster) -> Counter[tuple[int | None, float | None]]:
 def _rate_text(kind: LinkClass) -> str:
     there = rate_text(kind.bytes_per_s)
     return there if kind.back_bytes_per_s is None else f"{there}, back {rate_text(kind.back_bytes_per_s)}"
-
-
-def _path_row(cluster: Cluster, path: PathClass) -> tuple[str | int, ...]:
-    to = "its host" if path.device is None else cluster.devices[path.device].name
-    return to, path.count, rate_text(path.bytes_per_s), seconds_text(path.latency_s), " ".join(path.hubs) or "one link"
 
 
 def _summary(cluster: Cluster, topology: Topology) -> str:

@@ -1,10 +1,9 @@
 """``panpipe compare TRACE TRACE``: predicted against measured, action by action."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..answers.options import argument, json_flag, option
-from ..answers.output import bytes_text, check_writable, note, print_json, print_table, seconds_text
+from ..answers.output import check_writable, note, print_json, print_records, seconds_text
 from ..core.documents import as_plain
 from ..core.errors import RequestError, naming
 from ..core.files.write import write_text
@@ -66,58 +65,52 @@ def compare(
 
 
 def _print(comparison: Comparison) -> None:
-    step = comparison.step
-    print(
-        f"Step: predicted {seconds_text(step.predicted)}, measured {seconds_text(step.measured)}, "
-        f"error {_percent(step.error)}"
-    )
-    _print_kinds("Durations by kind", comparison.kinds)
-    _print_devices(comparison)
-    _print_worst(comparison)
-    _print_memory(comparison)
-    if comparison.transfers:
-        _print_transfers(comparison.transfers)
-    print()
-    _print_differences(comparison)
-
-
-def _print_kinds(title: str, kinds: Sequence[KindSummary]) -> None:
-    rows = [
-        (
-            kind.kind.value,
-            kind.count,
-            seconds_text(kind.predicted_s),
-            seconds_text(kind.measured_s),
-            _percent(kind.bias),
-            _magnitude(kind.median_error),
-            _worst(kind),
-            "–" if kind.worst is None else str(kind.worst.action),
-        )
-        for kind in kinds
-    ]
-    print_table(
-        title, ("kind", "actions", "predicted", "measured", "error", "median error", "worst error", "worst at"), rows
-    )
-
-
-def _print_transfers(transfers: Sequence[TransferSummary]) -> None:
-    rows = [
-        (
-            each.kind.value,
-            each.count,
-            _offset(each.start),
-            _offset(each.end),
-            "–" if each.moved is None else f"{_percent(each.moved.bias)}, worst {_worst(each.moved)}",
-        )
-        for each in transfers
-    ]
-    columns = ("kind", "messages", "starts off by", "ends off by", "transfer's error")
-    print_table("Messages: median, and worst, of predicted − measured times", columns, rows)
-    if any(each.moved is None for each in transfers):
+    step, bubbles = comparison.step, comparison.bubbles
+    error = "–" if step.error is None else f"{step.error:+.1%}"
+    print(f"Step: predicted {seconds_text(step.predicted)}, measured {seconds_text(step.measured)}, error {error}")
+    print_records(
+        "Durations by kind", comparison.kinds,
+        {"kind": "kind.value", "actions": "count", "predicted": "predicted_s s", "measured": "measured_s s",
+         "error": "bias ±%", "median error": "median_error %", "worst error": _worst, "worst at": "worst.action"},
+    )  # fmt: skip
+    print_records(
+        "Compute time of each device, and its bubble", comparison.devices,
+        {"device": lambda each: str(each.device), "predicted": "compute.predicted s", "measured": "compute.measured s",
+         "error": "compute.error ±%", "bubble predicted": lambda each: f"{bubbles[each.device].predicted:.1%}",
+         "bubble measured": lambda each: f"{bubbles[each.device].measured:.1%}",
+         "points": lambda each: f"{(bubbles[each.device].predicted - bubbles[each.device].measured) * 100:+.1f}"},
+    )  # fmt: skip
+    print_records(
+        "Largest errors", worst_actions(comparison, SHOWN),
+        {"action": lambda each: f"{each.action}, device {each.device}", "predicted": "duration.predicted s",
+         "measured": "duration.measured s", "error": "duration.error ±%",
+         "off by": lambda each: seconds_text(each.duration.predicted - each.duration.measured)},
+    )  # fmt: skip
+    several = len({memory.kind for memory in comparison.memory}) > 2  # the total of one kind is that kind
+    print_records(
+        "Peak memory of each device", [each for each in comparison.memory if several or each.kind != TOTAL],
+        {"device": lambda each: f"{each.device} {each.kind}", "predicted": "peak.predicted B",
+         "measured": "peak.measured B", "error": "peak.error ±%"},
+    )  # fmt: skip
+    print_records(
+        "Messages: median, and worst, of predicted − measured times", comparison.transfers,
+        {"kind": "kind.value", "messages": "count", "starts off by": lambda each: _offset(each.start),
+         "ends off by": lambda each: _offset(each.end), "transfer's error": _moved},
+    )  # fmt: skip
+    if any(each.moved is None for each in comparison.transfers):
         print(
             "This transport does not report when a transfer ran: a measured message ends when its receiver has waited\n"
             "for it, so its duration is not compared with the time on the link."
         )
+    print()
+    _print_differences(comparison)
+
+
+def _moved(each: TransferSummary) -> str:
+    moved = each.moved
+    if moved is None:
+        return "–"
+    return f"{'–' if moved.bias is None else f'{moved.bias:+.1%}'}, worst {_worst(moved)}"
 
 
 def _offset(off: Offset) -> str:
@@ -128,58 +121,11 @@ def _worst(kind: KindSummary) -> str:
     """The worst relative error, with its size in seconds."""
     if kind.worst_error is None or kind.worst_off_s is None:
         return "–"
-    return f"{_percent(kind.worst_error)} ({_signed_seconds(kind.worst_off_s)})"
+    return f"{kind.worst_error:+.1%} ({_signed_seconds(kind.worst_off_s)})"
 
 
 def _signed_seconds(value: float) -> str:
     return f"{'+' if value >= 0 else '-'}{seconds_text(abs(value))}"
-
-
-def _print_devices(comparison: Comparison) -> None:
-    rows = [
-        (
-            str(time.device),
-            seconds_text(time.compute.predicted),
-            seconds_text(time.compute.measured),
-            _percent(time.compute.error),
-            f"{bubble.predicted:.1%}",
-            f"{bubble.measured:.1%}",
-            f"{(bubble.predicted - bubble.measured) * 100:+.1f}",
-        )
-        for time, bubble in zip(comparison.devices, comparison.bubbles, strict=True)
-    ]
-    columns = ("device", "predicted", "measured", "error", "bubble predicted", "bubble measured", "points")
-    print_table("Compute time of each device, and its bubble", columns, rows)
-
-
-def _print_worst(comparison: Comparison) -> None:
-    rows = [
-        (
-            f"{each.action}, device {each.device}",
-            seconds_text(each.duration.predicted),
-            seconds_text(each.duration.measured),
-            _percent(each.duration.error),
-            seconds_text(each.duration.predicted - each.duration.measured),
-        )
-        for each in worst_actions(comparison, SHOWN)
-    ]
-    print_table("Largest errors", ("action", "predicted", "measured", "error", "off by"), rows)
-
-
-def _print_memory(comparison: Comparison) -> None:
-    several = len({memory.kind for memory in comparison.memory}) > 2  # the total of one kind is that kind
-    rows = [
-        (
-            f"{memory.device} {memory.kind}",
-            bytes_text(memory.peak.predicted),
-            bytes_text(memory.peak.measured),
-            _percent(memory.peak.error),
-        )
-        for memory in comparison.memory
-        if several or memory.kind != TOTAL
-    ]
-    if rows:
-        print_table("Peak memory of each device", ("device", "predicted", "measured", "error"), rows)
 
 
 def _print_differences(comparison: Comparison) -> None:
@@ -203,12 +149,3 @@ def _print_some(lines: list[str]) -> None:
         print(f"  {line}")
     if len(lines) > SHOWN:
         print(f"  and {len(lines) - SHOWN} more: see --json")
-
-
-def _percent(error: float | None) -> str:
-    return "–" if error is None else f"{error:+.1%}"
-
-
-def _magnitude(error: float | None) -> str:
-    """An error without its sign."""
-    return "–" if error is None else f"{error:.1%}"

@@ -1,14 +1,21 @@
 """``panpipe simulate``: run a plan in the simulator."""
 
 from collections.abc import Sequence
-from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
 from ..answers.options import argument, flag, json_flag, option
-from ..answers.output import bytes_text, check_writable, note, print_json, print_table, seconds_text, share_text
+from ..answers.output import (
+    check_writable,
+    note,
+    print_json,
+    print_records,
+    print_table,
+    seconds_text,
+    share_text,
+)
 from ..answers.plan_files import PlanFile, read_plan_or_schedule
 from ..answers.step_tables import idle_answer, idle_of, print_idle, print_memory
 from ..answers.uniform import equal_stages, uniform_times
@@ -196,45 +203,26 @@ def _print_hosts(result: "SimulationResult") -> None:
     """Memory of the hosts that devices offload to, and the copies; nothing for a plan without offload."""
     if not result.host_copies:
         return
-    rows = [
-        (
-            use.host,
-            ", ".join(map(str, use.devices)),
-            bytes_text(use.peak_bytes),
-            bytes_text(use.arena_bytes),
-            "–" if use.limit_bytes is None else bytes_text(use.limit_bytes),
-        )
-        for use in result.hosts
-    ]
-    print_table("Offloaded tensors in host memory", ("host", "devices", "peak", "arenas", "limit"), rows)
-    copies = [
-        (
-            f"{use.device} {use.direction}",
-            use.count,
-            bytes_text(use.bytes),
-            share_text(use.seconds, result.step_s),
-            f"{bytes_text(use.bytes_per_s)}/s",
-        )
-        for use in result.host_copies
-    ]
-    print_table("Copies between devices and hosts", ("device", "copies", "moved", "busy", "rate"), copies)
-    stays = [(kept.stage, kept.microbatches, bytes_text(kept.bytes), kept.reason) for kept in result.kept]
-    if stays:
-        columns = ("stage", "microbatches", "of each", "why")
-        print_table("Saved tensors that stay on the device", columns, stays, texts=("why",))
+    print_records(
+        "Offloaded tensors in host memory", result.hosts,
+        {"host": "host", "devices": lambda use: ", ".join(map(str, use.devices)), "peak": "peak_bytes B",
+         "arenas": "arena_bytes B", "limit": "limit_bytes B"},
+    )  # fmt: skip
+    print_records(
+        "Copies between devices and hosts", result.host_copies,
+        {"device": lambda use: f"{use.device} {use.direction}", "copies": "count", "moved": "bytes B",
+         "busy": lambda use: share_text(use.seconds, result.step_s), "rate": "bytes_per_s B/s"},
+    )  # fmt: skip
+    columns = {"stage": "stage", "microbatches": "microbatches", "of each": "bytes B", "why": "reason"}
+    print_records("Saved tensors that stay on the device", result.kept, columns, texts=("why",))
 
 
 def _print_links(result: "SimulationResult") -> None:
-    rows = [
-        (
-            f"{use.src} → {use.dst}",
-            bytes_text(use.bytes),
-            "–" if isinf(use.bytes_per_s) else f"{bytes_text(use.bytes_per_s)}/s",
-            f"{use.utilisation:.1%}",
-        )
-        for use in sorted(result.links, key=lambda use: -use.utilisation)
-    ]
-    title = "Links"
-    if len(rows) > BUSIEST_LINKS:
-        title = f"Links, the {BUSIEST_LINKS} busiest of {len(rows)}"
-    print_table(title, ("link", "moved", "rate", "use"), rows[:BUSIEST_LINKS])
+    links, title = sorted(result.links, key=lambda use: -use.utilisation), "Links"
+    if len(links) > BUSIEST_LINKS:
+        title = f"Links, the {BUSIEST_LINKS} busiest of {len(links)}"
+    print_records(
+        title, links[:BUSIEST_LINKS],
+        {"link": lambda use: f"{use.src} → {use.dst}", "moved": "bytes B", "rate": "bytes_per_s B/s",
+         "use": "utilisation %"},
+    )  # fmt: skip

@@ -9,7 +9,6 @@ from attrs import frozen
 from ..answers.plan_files import read_plan_or_schedule
 from ..answers.step_tables import idle_of
 from ..core.errors import RequestError, naming
-from ..core.files.json_reader import parse_json
 from ..core.files.limits import TRACE
 from ..core.files.read import read_text
 from ..core.plan.plan import Plan
@@ -109,10 +108,10 @@ def open_results(paths: Sequence[Path]) -> Results:
 
 
 def _kind(path: Path) -> str:
-    data = parse_json(read_text(path, TRACE), str(path), TRACE)
-    if isinstance(data, list) or (isinstance(data, dict) and "traceEvents" in data):
+    text = read_text(path, TRACE)
+    if '"traceEvents"' in text or text.lstrip().startswith("["):
         return "trace"
-    return "graph" if isinstance(data, dict) and str(data.get("format")).startswith(GRAPH) else "plan"
+    return "graph" if GRAPH in text[:1000] else "plan"
 
 
 def _of_plans(plans: Sequence[tuple[Path, Plan]], traces: Sequence[tuple[Path, Trace]]) -> list[Result]:

@@ -7,13 +7,12 @@ from typing import Any
 
 from attrs import evolve
 
+from ..answers.plan_files import plan_of_order
 from ..answers.schedule import build_schedule
 from ..answers.uniform import CHUNKS_TO_TRY
-from ..core.cluster.mesh import Mesh
-from ..core.costs.costs import StageEdge
 from ..core.errors import InfeasibleError
 from ..core.offload.schedule_copies import schedule_offload
-from ..core.plan.plan import MemoryPolicy, Plan, Stage
+from ..core.plan.plan import MemoryPolicy, Plan
 from ..core.report.data import idle_data
 from ..core.report.schedule import schedule_data
 from ..core.schedules.registry import families, resident_families
@@ -81,11 +80,7 @@ def idle_of(scored: Scored) -> IdleTime:
     """The idle time of a schedule by cause."""
     problem, schedule = scored.problem, scored.schedule
     costs = costs_of(problem)
-    stages = tuple(Stage(index, device, (f"stage{index}",)) for index, device in enumerate(schedule.placement))
-    edges = tuple(StageEdge(index, index + 1, 1, 1) for index in range(len(stages) - 1))
-    plan = Plan(
-        "", "", Mesh(problem.devices), problem.microbatches, schedule.name, stages, edges, schedule.device_actions
-    )
+    plan = plan_of_order(schedule.name, schedule.device_actions, schedule.placement, problem.microbatches)
     if schedule.offload:
         offload = schedule_offload(
             plan.device_actions, plan.placement, costs, schedule.offload, hop_s=problem.hop_s,

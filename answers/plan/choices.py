@@ -12,11 +12,8 @@ from ...core.errors import RequestError
 from ...core.plan.plan import Plan
 from ...core.policies.recompute import Recompute
 from ...core.schedules.problem import ScheduleFamily
-from ...core.search import Oracle, longest_path
 from ...core.search.problem.options import MAX_CHUNKS
-from ...core.trace.throughput import StepTotals
 from ..bundled_models import is_bundled, shared_sizes
-from .costs import PlanningCosts
 from .options import PlanOptions
 
 
@@ -83,36 +80,6 @@ def wanted_recompute(options: PlanOptions, *, analytic_costs: bool) -> Recompute
             f"--recompute is '{recompute}': give none, all, auto, attention, or every:N with N of at least 1"
         )
     return recompute or "none"
-
-
-def replicas_allowed(graph_given: bool, cluster: str) -> bool:
-    """Whether a plan may have replicas and recompute by default: not for an operator-graph file or this host."""
-    return not graph_given and CPU.fullmatch(cluster) is None
-
-
-def of_one_replica(costs: PlanningCosts, plan: Plan) -> tuple[StepTotals, Sequence[float] | None]:
-    """Samples, tokens and FLOPs of one replica, and the peak FLOP/s of its devices if known."""
-    work, data, peaks = costs.work, plan.mesh.data, costs.peak_flops_per_s
-    flops = None if work.flops is None else work.flops / data
-    samples, tokens = (None if total is None else total // data for total in (work.samples, work.tokens))
-    devices = plan.mesh.cluster_devices[: plan.devices]
-    return StepTotals(samples, tokens, flops), None if peaks is None else [peaks[device] for device in devices]
-
-
-def oracle_of(graph_given: bool) -> Oracle:
-    """The oracle that predicts plans: for a file the longest path of its contract, otherwise the simulator."""
-    return longest_path if graph_given else _simulated()
-
-
-def judge_of(graph_given: bool) -> Oracle | None:
-    """The oracle whose score decides where messages share links: the simulator; None if it is the oracle already."""
-    return _simulated() if graph_given else None
-
-
-def _simulated() -> Oracle:
-    from ...simulators.oracle import simulated
-
-    return simulated
 
 
 AUTO = "auto"

@@ -25,6 +25,7 @@ from ...core.plan.plan import Plan, plan_json
 from ...core.policies.sharding import AUTO, level_and_sharers
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
+from ...core.search import longest_path
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.fewer_devices import faster_alone
 from ...core.search.suggestions.infeasible import NothingFits
@@ -34,10 +35,6 @@ from ..output import check_writable, note, print_json
 from ..progress import search_progress
 from .answer import PlanAnswer
 from .choices import (
-    judge_of,
-    of_one_replica,
-    oracle_of,
-    replicas_allowed,
     wanted_chunks,
     wanted_meshes,
     wanted_recompute,
@@ -148,7 +145,8 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
     if options.layers and (offload != "none" or offloading):
         raise RequestError("--layers does not plan offload, whose storages are those of operators: give one of the two")
     of_graph = options.graph is not None
-    machine, analytic_costs = find_cluster(options.cluster), replicas_allowed(of_graph, options.cluster)
+    machine = find_cluster(options.cluster)
+    analytic_costs = not of_graph and CPU.fullmatch(options.cluster) is None
     machine = _with_host_memory(machine, options.host_memory)
     if tensor * _ranks(options) > 1:
         if offload != "none":
@@ -169,11 +167,13 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
     def costs_of(microbatches: int) -> PlanningCosts:
         return _costs(options, machine, microbatches, tensor)
 
+    from ...simulators.oracle import simulated
+
     search = SearchOptions(
         families=wanted,
         anneal=options.schedule == "auto",
-        oracle=oracle_of(of_graph),
-        judge=judge_of(of_graph),
+        oracle=longest_path if of_graph else simulated,  # a file's contract is the longest path
+        judge=simulated if of_graph else None,
         recompute=wanted_recompute(options, analytic_costs=analytic_costs),
         memory_limit=options.memory_limit,
         budget=options.budget,
@@ -246,10 +246,11 @@ def plan_answer(
     from ...core.search.suggestions.unlimited_memory import unlimited_step_s
 
     limits = least_by_position(request.limits, plans[0].mesh.replicas)
-    work, peaks = of_one_replica(request.costs, plans[0])
+    costs, mesh = request.costs, plans[0].mesh
+    peaks = costs.peak_flops_per_s and [costs.peak_flops_per_s[device] for device in mesh.cluster_devices[: mesh.ranks]]
     unlimited_s = unlimited_step_s(plans[0], usable, limits)
     first, *others = (with_tensor_ranks(plan, request.machine) for plan in plans)
-    return PlanAnswer(first, limits, work, unlimited_s, peaks, others, fewer)
+    return PlanAnswer(first, limits, costs.work, unlimited_s, peaks, others, fewer)
 
 
 def _costs(options: PlanOptions, machine: Cluster, microbatches: int, tensor: int) -> PlanningCosts:

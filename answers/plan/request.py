@@ -97,7 +97,7 @@ class PlanRequest:
         microbatches: of a step, over all replicas; None if the search chooses their size.
         batch: samples of a step, if the search chooses the size of microbatches.
         mesh: the option of the command line (see ``wanted_meshes``).
-        analytic_costs: whether costs are derived from the devices' descriptions (see ``replicas_allowed``):
+        analytic_costs: whether costs are derived from the devices' descriptions, not for a file or this host:
             ``costs_of`` then supports other numbers of microbatches, and a plan may have replicas by default.
         boundaries: where stages may end (see ``Blocks``), or ``LAYERS_IF_ENOUGH``.
         within: what the costs recompute within stages, see ``MemoryPolicy``.
