@@ -34,9 +34,7 @@ from ..programs.graphs.graphed_stage import (
     Capture,
     GraphedCall,
     GraphedStage,
-    HeldStorages,
     UngraphedStage,
-    WatchedStorages,
 )
 from ..programs.stage_run import StageRun
 from .executor import Prepare
@@ -51,12 +49,10 @@ class CapturedStep:
     """The graphs for steps that find gradients for the same parameters.
 
     Args:
-        storages: that the stages hold in a step.
         buffers: the received messages, with their memory.
     """
 
     calls: dict[CallKey, GraphedCall]
-    storages: HeldStorages
     buffers: Sequence[tuple[Message, list[Tensor]]]
 
 
@@ -97,7 +93,7 @@ class StepGraphs:
                 self._captured[key] = self._capture(frame)
         selected = self._captured[key]
         for stage in self.stages:
-            stage.calls, stage.watched = selected.calls, WatchedStorages(selected.storages)
+            stage.calls, stage.stand_ins = selected.calls, {}
         for message, buffers in selected.buffers:
             message.buffers = buffers
 
@@ -143,7 +139,7 @@ class StepGraphs:
         _LOG.info(
             "captured %d graphs, which use %.1f MB with the earlier ones", len(capture.calls), self.pool.bytes / 1e6
         )
-        return CapturedStep(capture.calls, capture.storages, buffers)
+        return CapturedStep(capture.calls, buffers)
 
     def _capture_one(
         self, instruction: Instruction, capture: Capture, buffers: list[tuple[Message, list[Tensor]]]

@@ -11,13 +11,12 @@ A stage without graphs on a device whose other stages have some runs its program
 captured it runs nothing: it returns tensors like those of a step, and keeps what it is given
 until the capture ends: in a step it may read an input at any later time, and no graph may reuse that memory.
 
-The storages that a stage holds for a microbatch are noted while its actions are captured: a replay frees nothing, so
-nothing there shows when a step frees its saved tensors. A watched step gets stand-ins on the meta device instead:
-storages of the same sizes, which live from and until the same actions.
+The bytes that a stage holds for a microbatch are noted while its actions are captured: a replay frees nothing, so
+nothing there shows when a step frees its saved tensors. A watched step gets a stand-in on the meta device instead, with
+as many bytes, from and until the same actions. A tensor that two stages of a device hold counts for both.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,74 +42,6 @@ class WrappedStage(StageRun):
         return getattr(self.run, name)
 
 
-Held = tuple[tuple[int, int], ...]
-"""The number and the bytes of each storage."""
-
-
-@define(eq=False)
-class HeldStorages:
-    """The storages that the stages of a device hold.
-
-    Stages may hold the same one: each has one number while it lives.
-    """
-
-    _numbers: dict[int, int] = field(factory=dict, init=False)
-    _count: int = field(default=0, init=False)
-    _stand_ins: "weakref.WeakValueDictionary[int, Tensor]" = field(factory=weakref.WeakValueDictionary, init=False)
-
-    def note(self, tensors: Iterable[Any], ignored: Iterable[int]) -> Held:
-        """The storages of tensors, while graphs are captured.
-
-        Args:
-            tensors: that a stage holds.
-            ignored: identities of storages that are not counted.
-        """
-        found: dict[int, int] = {}
-        for tensor in tensors:
-            if not isinstance(tensor, Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            key = storage._cdata
-            if key in ignored:
-                continue
-            if key not in self._numbers:
-                self._numbers[key] = self._count
-                self._count += 1
-                weakref.finalize(storage, self._numbers.pop, key, None)
-            found[self._numbers[key]] = storage.nbytes()
-        return tuple(found.items())
-
-    def stand_ins(self, held: Held) -> list[Tensor]:
-        """Tensors that have storages of these sizes, and no memory; the same ones while a caller holds them."""
-        found = []
-        for number, size in held:
-            stand_in = self._stand_ins.get(number)
-            if stand_in is None:
-                stand_in = self._stand_ins[number] = torch.empty(size, dtype=torch.uint8, device="meta")
-            found.append(stand_in)
-        return found
-
-
-@define(eq=False)
-class WatchedStorages:
-    """What one stage holds in a step that replays graphs."""
-
-    storages: HeldStorages
-    _now: dict[int, Held] = field(factory=dict, init=False)
-    _watched: dict[int, Sequence[Tensor]] = field(factory=dict, init=False)
-
-    def after(self, microbatch: int, held: Held) -> None:
-        """An action of a microbatch has run, after which the stage holds these storages."""
-        self._now[microbatch] = held
-        if microbatch in self._watched:
-            self._watched[microbatch] = self.storages.stand_ins(held)
-
-    def held(self, microbatch: int) -> list[Tensor]:
-        """Stand-ins for what it holds, which live as long as it does."""
-        found = self._watched[microbatch] = self.storages.stand_ins(self._now.get(microbatch, ()))
-        return list(found)
-
-
 CallKey = tuple[int, Kind, int]
 """Stage, kind, microbatch."""
 
@@ -121,7 +52,7 @@ class GraphedCall:
 
     Args:
         assigned: the parameters that have no gradient before it, with the gradients after it.
-        held: the storages that the stage holds for the microbatch after it.
+        held: bytes that the stage holds for the microbatch after it.
     """
 
     graph: CudaGraph
@@ -129,7 +60,7 @@ class GraphedCall:
     generators: GraphGenerators
     outputs: Any
     assigned: Sequence[tuple[nn.Parameter, Tensor]]
-    held: Held
+    held: int
 
     def replay(self, given: Sequence[Tensor], key: Tensor) -> Any:
         """Run the action."""
@@ -149,13 +80,11 @@ class Capture:
     """The captures of one device.
 
     Args:
-        storages: that the stages hold.
         owned: addresses of memory of the pool that inputs may have.
     """
 
     pool: CudaGraphPool
     calls: dict[CallKey, GraphedCall] = field(factory=dict)
-    storages: HeldStorages = field(factory=HeldStorages)
     owned: set[int] = field(factory=set)
 
     def own(self, tensors: Sequence[Tensor]) -> None:
@@ -176,14 +105,15 @@ class GraphedStage(WrappedStage):
     Attributes:
         capture: receives the captured actions; None to replay.
         calls: the captured actions that are replayed.
-        watched: what it holds in a step that replays.
+        stand_ins: for each microbatch what it holds in a step that replays, if the step is watched.
     """
 
     def __init__(self, run: StageRun) -> None:
         super().__init__(run)
         self.capture: Capture | None = None
         self.calls: Mapping[CallKey, GraphedCall] = {}
-        self.watched = WatchedStorages(HeldStorages())
+        self.stand_ins: dict[int, Tensor] = {}
+        self._holds: dict[int, int] = {}
         self._no_key = torch.full((3,), -1)
 
     def forward(
@@ -271,7 +201,9 @@ class GraphedStage(WrappedStage):
         if self.capture is None:
             known = self.calls[call]
             found = known.replay(given, key)
-            self.watched.after(microbatch, known.held)
+            self._holds[microbatch] = known.held
+            if microbatch in self.stand_ins:
+                self.held(microbatch)
             return found
         capture, pool = self.capture, self.capture.pool
         slots = [capture.slot(value) for value in given]
@@ -289,12 +221,14 @@ class GraphedStage(WrappedStage):
         assigned = [(parameter, parameter.grad) for parameter in without if parameter.grad is not None]
         aliases = pytree.tree_map(pool.alias, outputs)
         ignored = self.run.persistent.union(storage_sizes(fixed))
-        held = capture.storages.note(self.run.held(microbatch), ignored)
+        held = sum(size for key, size in storage_sizes(self.run.held(microbatch)).items() if key not in ignored)
         capture.calls[call] = GraphedCall(graph, inputs, generators, aliases, assigned, held)
         return outputs
 
     def held(self, microbatch: int) -> list[Any]:
-        return self.watched.held(microbatch)
+        size = self._holds.get(microbatch, 0)
+        stand_in = self.stand_ins[microbatch] = torch.empty(size, dtype=torch.uint8, device="meta")
+        return [stand_in]
 
 
 class UngraphedStage(WrappedStage):
