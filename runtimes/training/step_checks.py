@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from ...core.errors import NonFiniteError
@@ -67,159 +67,6 @@ class Origin:
     output: str | None
     cause: str | None
     others: int
-
-
-@define(eq=False)
-class LossCheck:
-    """Checks the loss and the global norm of each step. They are equal on all ranks, which therefore do the same.
-
-    Args:
-        mode: one of ``settings.ON_NONFINITE``; None checks nothing.
-
-    Attributes:
-        on: whether losses are checked.
-        in_a_row: number of losses that were not finite since the last finite one.
-    """
-
-    mode: str | None
-    stages: LocalStages
-    in_a_row: int = field(default=0, init=False)
-    _finite: dict[int, Peaks] = field(factory=dict, init=False)
-
-    @property
-    def on(self) -> bool:
-        return self.mode is not None
-
-    @property
-    def warns(self) -> bool:
-        """Whether losses are checked for a warning alone, which need not precede the next step."""
-        return self.mode == WARN
-
-    def follow(self, stages: LocalStages) -> None:
-        """Continue with the stages of another plan."""
-        self.stages, self._finite = stages, {}
-
-    def check(
-        self,
-        done: BatchResult,
-        batch: Batch,
-        step: int,
-        ending: Ending,
-        updated: bool,
-        read_loss: Callable[[], Tensor],
-        non_finite_norm: LazyValue[NonFiniteNorm | None],
-    ) -> NonFiniteError | None:
-        """Check the loss of a step that ran, and its norm. All ranks call this together.
-
-        Args:
-            step: its number, from 1.
-            updated: whether parameters were updated with its gradients.
-            read_loss: waits for its loss, and returns it on the host.
-            non_finite_norm: the global norm, if it is not finite.
-
-        Returns:
-            The error to raise, if any.
-        """
-        if not self.on:
-            return None
-        loss, norm = read_loss(), non_finite_norm()
-        finite = bool(torch.isfinite(loss))
-        if finite:
-            self._finite = {device: record.peaks or {} for device, record in done.records.items()}
-        if finite and norm is None:
-            self.in_a_row = 0
-            return None
-        if self.mode == WARN and ending is Ending.STEP and not updated:
-            return None  # a scaler has skipped the update, which is its use
-        self.in_a_row += 1
-        if self.mode == WARN and self.in_a_row > 1:
-            return None
-        origin = None if finite else self._origin(done, batch, updated)
-        text = self._text(loss, step, origin) if norm is None or not finite else _norm_text(step, *norm)
-        message = f"{text}; {self._outcome(ending, updated)}"
-        failure = NonFiniteError(message, step, norm[1] if finite and norm is not None else None)
-        if origin is not None:
-            failure = NonFiniteError(message, step, origin.stage, origin.microbatch, self._batch_of(origin))
-        if self.mode == RAISE:
-            return failure
-        if self.stages.team.first:
-            self._remark(message)
-        return None
-
-    def _outcome(self, ending: Ending, updated: bool) -> str:
-        if ending is Ending.KEEP and self.mode == SKIP:
-            return "the update of its gradients will be skipped"
-        if ending is Ending.KEEP and self.mode == WARN:
-            return "its gradients wait for their update"
-        return "the update was made with it" if updated else "no parameter was updated"
-
-    def _remark(self, message: str) -> None:
-        if self.mode == WARN:
-            warnings.warn(f"{message}; further ones in a row are not reported", RuntimeWarning, stacklevel=5)
-        else:
-            again = f"; {counted(self.in_a_row, 'step')} in a row" if self.in_a_row > 1 else ""
-            LOGGER.warning("%s%s", message, again)
-
-    def _text(self, loss: Tensor, step: int, origin: Origin | None) -> str:
-        text = f"the loss of step {step} is {loss.item()}"
-        if origin is None:
-            return f"{text} and that of each microbatch is finite: their sum is too large for {loss.dtype}"
-        team = self.stages.team
-        device = origin.replica * team.size + self.stages.plan.placement[origin.stage]
-        where = f" on rank {team.rank(device)}" if len(team.local) < team.size or team.replicas > 1 else ""
-        what = "the loss itself" if origin.output is None else f"its output '{origin.output}'"
-        more = f", and so {'is' if origin.others == 1 else 'are'} {origin.others} more" if origin.others else ""
-        replica = f" of replica {self._batch_of(origin)}" if team.batches > 1 else ""
-        cause = "" if origin.cause is None else f" ({origin.cause})"
-        return (
-            f"{text}: microbatch {origin.microbatch}{replica} is not finite{more}; that began in stage "
-            f"{origin.stage}{where}, with {what}{cause}"
-        )
-
-    def _batch_of(self, origin: Origin) -> int:
-        """The number of the batch, which tensor ranks share."""
-        team = self.stages.team
-        return origin.replica // (team.replicas // team.batches)
-
-    def _origin(self, done: BatchResult, batch: Batch, updated: bool) -> Origin | None:
-        """The first microbatch whose loss is not finite, and its first stage; the same on every rank."""
-        team = self.stages.team
-        rows = batch.own
-        finite = [math.isfinite(row[0]) and math.isfinite(row[WEIGHT]) for row in rows]
-        bad = next((m for m, good in enumerate(finite) if not good), None)
-
-        def find(device: int) -> dict[str, Any]:
-            if bad is None:
-                return {}
-            outputs = {stage: run.outputs for stage, run in batch.prepared.runs.get(device, [{}])[0].items()}
-            peaks, before = done.records[device].peaks or {}, self._finite.get(device, {})
-            found: dict[str, Any] = {"microbatch": bad, "others": finite.count(False) - 1}
-            compiled = batch.prepared.compiled[bad]
-            found["home"] = compiled.stage_of(compiled.operators.step.outputs.main_result)
-            for stage in sorted(outputs):
-                names = _non_finite_outputs(stage, bad, outputs[stage], peaks, before, finite)
-                if names:
-                    found |= {"stage": stage, "output": names[0]}
-                    break
-            at = found.get("stage", found["home"])
-            found["causes"] = _leaves_of(batch.pieces, bad, finite)
-            if at in outputs and not updated:
-                state = self.stages.states[at]
-                found["causes"] += _parameters_of(state.parameters if state.shared is None else state.updated)
-            return found
-
-        documents = team.everywhere(find)
-        for replica in range(team.replicas):
-            own = documents[replica * team.size : (replica + 1) * team.size]
-            if not own[0]:
-                continue
-            first = min((one for one in own if "stage" in one), key=lambda one: int(one["stage"]), default=None)
-            home = int(own[0]["home"])
-            one = first or own[self.stages.plan.placement[home]]
-            stage, output = (home, None) if first is None else (int(first["stage"]), str(first["output"]))
-            cause = one["causes"][0] if one["causes"] else None
-            return Origin(replica, int(own[0]["microbatch"]), stage, output, cause, int(own[0]["others"]))
-        return None
 
 
 def _norm_text(step: int, norm: float, stage: int, name: str) -> str:
@@ -285,21 +132,21 @@ class StepChecks:
         scaled: bool,
         state: PipelineState,
     ) -> None:
-        self._loss, self._scaled = LossCheck(training.on_nonfinite, stages), scaled
-        self._monitoring = Monitoring(monitors, stages)
-        self._team, self._queues = stages.team, queues
+        self._mode, self._scaled, self._stages = training.on_nonfinite, scaled, stages
+        self._monitoring, self._queues = Monitoring(monitors, stages), queues
+        self._in_a_row = 0
+        self._finite: dict[int, Peaks] = {}
         self._last: Callable[[], NonFiniteError | None] | None = None
         self._state = state
 
     def follow(self, stages: LocalStages, queues: Mapping[int, ComputeQueue]) -> None:
         """Continue with the stages and queues of another plan."""
-        self._queues = queues
-        self._loss.follow(stages)
+        self._stages, self._queues, self._finite = stages, queues, {}
         self._monitoring.follow(stages)
 
     def options(self, options: StepOptions) -> StepOptions:
         """The options of a step that is checked."""
-        return evolve(self._monitoring.options(options), peaks=self._loss.on)
+        return evolve(self._monitoring.options(options), peaks=self._mode is not None)
 
     def check(
         self,
@@ -323,18 +170,18 @@ class StepChecks:
             RequestError: ranks were given different batches.
         """
         took_s = time.perf_counter() - start
-        updated, start_read = update.due and not update.skipped, self._queues[self._team.local[0]].start_read
+        updated, start_read = update.due and not update.skipped, self._queues[self._stages.team.local[0]].start_read
         assert done.loss is not None
         loss, norm = start_read(done.loss), LazyValue[NonFiniteNorm | None](lambda: None)
-        if update.due and self._loss.on and not self._scaled:
+        if update.due and self._mode is not None and not self._scaled:
             norm = end.non_finite_norm(start_read)
 
         def check_now() -> NonFiniteError | None:
             ready.agreement.refuse(outcome)
-            return self._loss.check(done, ready, update.step, ending, updated, loss, norm)
+            return self._check_loss(done, ready, update.step, ending, updated, loss, norm)
 
         ahead = any(queue.runs_ahead for queue in self._queues.values())
-        if ahead and updated and not self._monitoring.on and (self._loss.warns or not self._loss.on):
+        if ahead and updated and not self._monitoring.on and self._mode in (None, WARN):
             self._last = check_now
             return
         failure = check_now()
@@ -364,3 +211,125 @@ class StepChecks:
         if failure is not None:
             self._state.accumulated = None
             raise failure
+
+    def _check_loss(
+        self,
+        done: BatchResult,
+        batch: Batch,
+        step: int,
+        ending: Ending,
+        updated: bool,
+        read_loss: Callable[[], Tensor],
+        non_finite_norm: LazyValue[NonFiniteNorm | None],
+    ) -> NonFiniteError | None:
+        """Check the loss of a step that ran, and its norm. They are equal on all ranks, which therefore do the same.
+
+        Args:
+            step: its number, from 1.
+            updated: whether parameters were updated with its gradients.
+            read_loss: waits for its loss, and returns it on the host.
+            non_finite_norm: the global norm, if it is not finite.
+
+        Returns:
+            The error to raise, if any.
+        """
+        if self._mode is None:
+            return None
+        loss, norm = read_loss(), non_finite_norm()
+        finite = bool(torch.isfinite(loss))
+        if finite:
+            self._finite = {device: record.peaks or {} for device, record in done.records.items()}
+        if finite and norm is None:
+            self._in_a_row = 0
+            return None
+        if self._mode == WARN and ending is Ending.STEP and not updated:
+            return None  # a scaler has skipped the update, which is its use
+        self._in_a_row += 1
+        if self._mode == WARN and self._in_a_row > 1:
+            return None
+        origin = None if finite else self._origin(done, batch, updated)
+        text = self._text(loss, step, origin) if norm is None or not finite else _norm_text(step, *norm)
+        message = f"{text}; {self._outcome(ending, updated)}"
+        failure = NonFiniteError(message, step, norm[1] if finite and norm is not None else None)
+        if origin is not None:
+            failure = NonFiniteError(message, step, origin.stage, origin.microbatch, self._batch_of(origin))
+        if self._mode == RAISE:
+            return failure
+        if self._stages.team.first:
+            self._remark(message)
+        return None
+
+    def _outcome(self, ending: Ending, updated: bool) -> str:
+        if ending is Ending.KEEP and self._mode == SKIP:
+            return "the update of its gradients will be skipped"
+        if ending is Ending.KEEP and self._mode == WARN:
+            return "its gradients wait for their update"
+        return "the update was made with it" if updated else "no parameter was updated"
+
+    def _remark(self, message: str) -> None:
+        if self._mode == WARN:
+            warnings.warn(f"{message}; further ones in a row are not reported", RuntimeWarning, stacklevel=5)
+        else:
+            again = f"; {counted(self._in_a_row, 'step')} in a row" if self._in_a_row > 1 else ""
+            LOGGER.warning("%s%s", message, again)
+
+    def _text(self, loss: Tensor, step: int, origin: Origin | None) -> str:
+        text = f"the loss of step {step} is {loss.item()}"
+        if origin is None:
+            return f"{text} and that of each microbatch is finite: their sum is too large for {loss.dtype}"
+        team = self._stages.team
+        device = origin.replica * team.size + self._stages.plan.placement[origin.stage]
+        where = f" on rank {team.rank(device)}" if len(team.local) < team.size or team.replicas > 1 else ""
+        what = "the loss itself" if origin.output is None else f"its output '{origin.output}'"
+        more = f", and so {'is' if origin.others == 1 else 'are'} {origin.others} more" if origin.others else ""
+        replica = f" of replica {self._batch_of(origin)}" if team.batches > 1 else ""
+        cause = "" if origin.cause is None else f" ({origin.cause})"
+        return (
+            f"{text}: microbatch {origin.microbatch}{replica} is not finite{more}; that began in stage "
+            f"{origin.stage}{where}, with {what}{cause}"
+        )
+
+    def _batch_of(self, origin: Origin) -> int:
+        """The number of the batch, which tensor ranks share."""
+        team = self._stages.team
+        return origin.replica // (team.replicas // team.batches)
+
+    def _origin(self, done: BatchResult, batch: Batch, updated: bool) -> Origin | None:
+        """The first microbatch whose loss is not finite, and its first stage; the same on every rank."""
+        team = self._stages.team
+        rows = batch.own
+        finite = [math.isfinite(row[0]) and math.isfinite(row[WEIGHT]) for row in rows]
+        bad = next((m for m, good in enumerate(finite) if not good), None)
+
+        def find(device: int) -> dict[str, Any]:
+            if bad is None:
+                return {}
+            outputs = {stage: run.outputs for stage, run in batch.prepared.runs.get(device, [{}])[0].items()}
+            peaks, before = done.records[device].peaks or {}, self._finite.get(device, {})
+            found: dict[str, Any] = {"microbatch": bad, "others": finite.count(False) - 1}
+            compiled = batch.prepared.compiled[bad]
+            found["home"] = compiled.stage_of(compiled.operators.step.outputs.main_result)
+            for stage in sorted(outputs):
+                names = _non_finite_outputs(stage, bad, outputs[stage], peaks, before, finite)
+                if names:
+                    found |= {"stage": stage, "output": names[0]}
+                    break
+            at = found.get("stage", found["home"])
+            found["causes"] = _leaves_of(batch.pieces, bad, finite)
+            if at in outputs and not updated:
+                state = self._stages.states[at]
+                found["causes"] += _parameters_of(state.parameters if state.shared is None else state.updated)
+            return found
+
+        documents = team.everywhere(find)
+        for replica in range(team.replicas):
+            own = documents[replica * team.size : (replica + 1) * team.size]
+            if not own[0]:
+                continue
+            first = min((one for one in own if "stage" in one), key=lambda one: int(one["stage"]), default=None)
+            home = int(own[0]["home"])
+            one = first or own[self._stages.plan.placement[home]]
+            stage, output = (home, None) if first is None else (int(first["stage"]), str(first["output"]))
+            cause = one["causes"][0] if one["causes"] else None
+            return Origin(replica, int(own[0]["microbatch"]), stage, output, cause, int(own[0]["others"]))
+        return None
