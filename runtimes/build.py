@@ -207,15 +207,16 @@ class _Builder:
             session = self._first_session(found.plans)
         session.trainer.state.steps = options.run.first_step
         session.load(source, initial)
+        changes = session.changes
         if self.virtual is None and not tensors.divided:
             reads = Guards(self.model, self.step).key
-            session.replanner = Replanner(self.example, options.planning, self.programs, reads)
+            changes.replanner = Replanner(self.example, options.planning, self.programs, reads)
         if planning is not None and len(found.plans) > 1 and options.planning.rounds and not options.run.cuda_graphs:
             self._compare(session, found, planning, earlier, time.perf_counter() - start)
-        elif session.replanner is not None:
-            session.replanner.forget_programs()
+        elif changes.replanner is not None:
+            changes.replanner.forget_programs()
         if options.run.replan is not None:
-            session.replan_automatically(found.fastest)
+            changes.replan_automatically(found.fastest)
         return session
 
     def _check_ranks(self, source: Weights) -> InitialWeights:
@@ -317,7 +318,7 @@ class _Builder:
         def rivals(leader: Plan) -> list[Plan]:
             return [self._ready(plan) for plan in planning.rivals(leader, [each.plan for each in contest.candidates])]
 
-        session.begin_contest(
+        session.changes.compare(
             contest,
             options.planning.oracle,
             lambda won: earlier.keep(CachedPlans([won.plan], won.fastest)),

@@ -110,7 +110,7 @@ class Pipeline:
             RequestError: the pipeline cannot be planned again now: gradients wait for an update, there is no optimizer,
                 ``optimizers`` was read, or the step reads other Python values than when it was captured.
         """
-        return self._session.replan()
+        return self._session.changes.replan()
 
     @property
     def contest(self) -> Contest | None:
@@ -118,7 +118,7 @@ class Pipeline:
 
         ``print(pipe.contest)`` shows the result, and ``repr`` a line for each plan.
         """
-        return self._session.contest
+        return self._session.changes.contest
 
     def trace_step(self, batch: Any, *, evaluate: bool = False) -> tuple[Tensor, Trace]:
         """Train on one batch and record every action.

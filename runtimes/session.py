@@ -1,7 +1,6 @@
-"""What a `Pipeline` consists of: the trainer, checkpoints, and the plans that may follow the present one."""
+"""What a `Pipeline` consists of: the trainer, checkpoints, and changes of its plan."""
 
 import warnings
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
@@ -11,16 +10,12 @@ from torch.optim import Optimizer
 
 from ..core.capture.programs.stage_programs import StagePrograms
 from ..core.costs.reductions import TensorReductions
-from ..core.errors import RequestError
 from ..core.plan.plan import Plan
-from ..core.search import Oracle
 from ..core.wording import first_of
 from .checkpoint.checkpoints import Checkpoints
 from .engine.step_data import StepOptions
 from .metrics import LazyValue, Metrics
-from .planning.contest import Candidate, Contest, Turn, arrangement
-from .planning.contest_run import ContestRun, Keep
-from .replan.replanner import AutomaticReplanning, Replanner
+from .replan.plan_changes import PlanChanges
 from .trainer import Trainer
 from .training.agreement import InitialWeights
 from .training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
@@ -35,7 +30,7 @@ class Session:
         trainer: as given.
         model: the user's module.
         checkpoints: writes and reads the state of training.
-        replanner: plans again; None if that is not possible.
+        changes: moves to other plans.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -43,9 +38,7 @@ class Session:
         self.checkpoints = Checkpoints(
             trainer.stages, trainer.state, trainer.averages, trainer.training.scaler, trainer.team
         )
-        self.replanner: Replanner | None = None
-        self._automatic: AutomaticReplanning | None = None
-        self._contest: ContestRun | None = None
+        self.changes = PlanChanges(trainer, self.checkpoints, self._refer_to_parameters)
         if trainer.team.first:
             self._warn_of_unused(set(trainer.operators.graph.parameters))
 
@@ -108,10 +101,8 @@ class Session:
     def train(self, batch: Any, options: StepOptions) -> Tensor:
         """Train on one batch, by the plan whose turn it is; see `Pipeline.step`."""
         self.prepare()
-        if self._contest is not None and not self._contest.contest.done:
-            return self._contest.train(batch, options)
-        if self._automatic is not None:
-            return self._automatic.train(batch, options)
+        if self.changes.trains is not None:
+            return self.changes.trains(batch, options)
         return self.trainer.train(batch, options)[0]
 
     def prepare(self) -> None:
@@ -136,93 +127,18 @@ class Session:
     def _stage_optimizers(self) -> list[Optimizer]:
         return [each.optimizer for each in self.trainer.stages.states.values() if each.optimizer is not None]
 
-    def refuse_parts(self, method: str) -> None:
-        """Refuse a method that does not support ranks with parts of tensors."""
-        self.trainer.team.tensors.refuse(f"{method} of a pipeline")
-
-    def replan(self) -> bool:
-        """Plan again for the present speeds of the devices; see `Pipeline.replan`."""
-        moved = self._checked_replanner().replan(self.trainer, self.checkpoints)
-        self._refer_to_parameters()
-        return moved
-
-    def _checked_replanner(self) -> Replanner:
-        self.refuse_parts("replan")
-        self.trainer.refuse_closed()
-        self.trainer.averages.refuse_applied("plan again")
-        self.trainer.stages.refuse_whole("plan again")
-        self.trainer.checks.check_last()
-        if self.replanner is None:
-            raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")
-        return self.replanner
-
-    @property
-    def contest(self) -> Contest | None:
-        """The plans that the first steps compare; None if none are compared."""
-        return None if self._contest is None else self._contest.contest
-
-    def begin_contest(
-        self,
-        contest: Contest,
-        oracle: Oracle,
-        keep: Keep,
-        fitted: Callable[[Plan], Plan | None] | None = None,
-        rivals: Callable[[Plan], Sequence[Plan]] | None = None,
-    ) -> None:
-        """Train by the candidates of a contest in turns; see `ContestRun`."""
-
-        def kept(winner: Candidate) -> None:
-            if self.replanner is not None:
-                self.replanner.forget_programs()
-            if self._automatic is not None:
-                self._automatic.record(winner.fastest)
-            keep(winner)
-
-        self._contest = ContestRun(self.trainer, contest, self._move, oracle, kept, fitted, rivals)
-
-    def _move(self, plan: Plan) -> bool:
-        """Move stages to where a plan has them; returns False on all ranks if a rank cannot."""
-        trainer, planner = self.trainer, self.replanner
-        refusal = RequestError("") if planner is None else planner.refusal(trainer)
-        if any(trainer.team.exchange().gather(refusal is not None)) or planner is None:
-            return False
-        with trainer.team.inside("a move of stages"):
-            trainer.checks.check_last()
-            trainer.stages.ensure_equal_values()
-            others = [] if self.contest is None else [each.plan for each in self.contest.candidates]
-            same = [other for other in others if arrangement(other) == arrangement(plan)]
-            planner.move(trainer, self.checkpoints, plan, same)
-        self._refer_to_parameters()
-        return True
-
-    def replan_automatically(self, recorded: Sequence[Turn]) -> None:
-        """Find another plan whenever steps are slower for a while, and compare it with the present one.
-
-        Args:
-            recorded: the fastest steps of the plan in an earlier run.
-        """
-
-        def replan() -> bool:
-            planner = self._checked_replanner()
-            contest = planner.contest(self.trainer)
-            if contest is not None:
-                self.begin_contest(contest, planner.options.oracle, lambda won: None)
-            return contest is not None
-
-        self._automatic = AutomaticReplanning(self.trainer, replan, recorded)
-
     def ema(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
         """Keep an average of the weights; see `panpipe.weights.ema`."""
         if function is not None:
-            self.refuse_parts("ema(function=)")
+            self.trainer.team.tensors.refuse("ema(function=) of a pipeline")
         self.trainer.refuse_closed()
         self.trainer.stages.ensure_values()
         return self.trainer.averages.add(decay, buffers, function)
 
     def on_parameters(self, function: Visit) -> dict[str, Any]:
         """Call a function with every parameter of this process; see `panpipe.weights.on_parameters`."""
-        self.refuse_parts("on_parameters")
         trainer = self.trainer
+        trainer.team.tensors.refuse("on_parameters of a pipeline")
         trainer.refuse_closed()
         trainer.stages.ensure_values()
         trainer.state.visits += 1

@@ -64,10 +64,10 @@ def test_pipelines_that_cannot_be_planned_again_are_refused():
     assert "parameter 'norm.weight' was frozen" in refusal(pipe)
     pipe._session.model.norm.weight.requires_grad_(True)
     assert pipe.metrics.learning_rates
-    assert pipe._session.replanner.refusal(pipe._trainer) is None
+    assert pipe._session.changes.replanner.refusal(pipe._trainer) is None
     assert pipe.optimizers
     assert "pipe.optimizers was read" in refusal(pipe)
-    pipe._session.replanner = None
+    pipe._session.changes.replanner = None
     assert "build it with panpipe.pipeline" in refusal(pipe)
     with pytest.raises(panpipe.RequestError, match="replan is 'often': give 'auto'"):
         panpipe.pipeline(GPT.model(torch.float32), GPT.step, batch(), run=panpipe.Run(replan="often"))

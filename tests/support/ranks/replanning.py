@@ -62,14 +62,14 @@ def replannable(case: Case, team: Team | None = None) -> Pipeline:
     team = team or ThreadTeam(2)
     training = Training(clip_norm=0.5, scheduler=lambda made: lr_scheduler.StepLR(made, 2, 0.5))
     pipe = pipeline_on(team, case, 8, 4, torch.optim.AdamW, plan=plan_of(case, team), training=training)
-    pipe._session.replanner = replanner_of(pipe, case)
+    pipe._session.changes.replanner = replanner_of(pipe, case)
     return pipe
 
 
 def move(pipe: Pipeline, plan: Plan) -> None:
     """Move its stages to those of a plan."""
-    assert pipe._session.replanner is not None
-    pipe._session.replanner.move(pipe._trainer, pipe._session.checkpoints, plan)
+    assert pipe._session.changes.replanner is not None
+    pipe._session.changes.replanner.move(pipe._trainer, pipe._session.checkpoints, plan)
 
 
 def moved_and_not(team: Team, name: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def moved_while_sharing(team: Team, case: Case, level: str) -> dict[str, float]:
     kept = AveragedModel(alone, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     plan = shared(plan_of(case, team, F64), level)
     pipe = pipeline_on(team, case, 8, 4, two_groups, dtype=F64, model=model, plan=plan, training=training)
-    pipe._session.replanner = replanner_of(pipe, case, F64)
+    pipe._session.changes.replanner = replanner_of(pipe, case, F64)
     average, found, references = (
         panpipe.weights.ema(pipe, 0.5),
         dict[str, float](),
