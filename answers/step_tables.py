@@ -28,12 +28,8 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
 
 
 def _waits(result: "SimulationResult") -> dict[str, float]:
-    """Idle time of devices because of each full link; if there is none, the delay of transfers on each link."""
-    waits: dict[str, float] = {}
-    for contention in result.contention:
-        for (src, dst), seconds in contention.items():
-            waits[f"{src} → {dst}"] = waits.get(f"{src} → {dst}", 0.0) + seconds
-    return waits or {f"{use.src} → {use.dst}": use.delay_s for use in result.links}
+    """The delay of transfers on each full link."""
+    return {f"{use.src} → {use.dst}": use.delay_s for use in result.links}
 
 
 def idle_answer(idle: IdleTime) -> dict[str, Any]:

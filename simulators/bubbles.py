@@ -12,8 +12,7 @@ microbatch's gradients over replicas::
     host copies      [     0OFFLOAD1     ]
     device 0   0F1 ──┤ host copy         ├─ 0F2 ──
 
-Of communication, contention is what the message and those before it in its queue lost on full links that others
-shared; so it is of a reduction and of a host copy. Contention is given link by link, too.
+What comes later because links are shared is part of the same causes. What sharing costs the step is in the idle time.
 
 These are the seconds that each device waited in this run, by cause. They are not what the step would gain without a
 cause: removing a wait may only make the next one longer. ``core/timing/idle.py`` computes the gains, by further runs.
@@ -22,19 +21,14 @@ cause: removing a wait may only make the next one longer. ``core/timing/idle.py`
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from attrs import frozen
-
 from ..core.actions import Action, Kind
 from ..core.lowering.queues import Queues
 from ..core.lowering.residency import OperationTimes
-from .delays import Delays, queue_delays, scaled
-from .network.flow_times import Direction
 from .times import QueueTimes, TaskTimes
 
 WARM_UP = "warm-up"
 DEPENDENCY = "dependency"
 COMMUNICATION = "communication"
-CONTENTION = "contention"
 HOST_COPY = "host copy"
 REDUCTION = "reduction"
 OPTIMIZER = "optimizer"
@@ -43,7 +37,6 @@ CAUSES = {
     WARM_UP: "before its first action",
     DEPENDENCY: "another device still computes what it reads",
     COMMUNICATION: "what it reads is sent, and not yet there",
-    CONTENTION: "what it waits for comes later, because others share a link with it",
     HOST_COPY: "saved tensors have yet to reach the host, or to return",
     REDUCTION: "gradients are summed, over replicas or of a tied weight, or parameters gathered",
     OPTIMIZER: "its optimizer step waits for other stages",
@@ -57,27 +50,14 @@ _OVER_REPLICAS = (Kind.SCATTER_GRAD, Kind.UNSHARD)
 TransferTimes = Mapping[tuple[int, int], QueueTimes]
 
 
-@frozen
-class Bubbles:
-    """Why one device idles. Seconds.
-
-    Args:
-        causes: by cause, all of ``CAUSES`` in order; with the device's operations they add up to the step.
-        contention: those of contention by the full link, in the order met.
-    """
-
-    causes: dict[str, float]
-    contention: dict[Direction, float]
-
-
 def device_bubbles(
     queues: Queues,
     operation_times: OperationTimes,
     transfer_times: TransferTimes,
     tasks: Sequence[TaskTimes],
     step_s: float,
-) -> tuple[Bubbles, ...]:
-    """Per device why it idles.
+) -> tuple[dict[str, float], ...]:
+    """Per device its idle seconds by cause, all of ``CAUSES``; with its operations they add up to the step.
 
     Args:
         queues: of the lowered plan with all its replicas.
@@ -111,16 +91,15 @@ def device_bubbles(
         if after is not None:
             found.moved_after(last_end, after)
         found.causes[COOL_DOWN] = step_s - max(last_end, after.until_s if after is not None else last_end)
-        result.append(Bubbles(found.causes, found.contention))
+        result.append(found.causes)
     return tuple(result)
 
 
 class _Awaited(NamedTuple):
-    """What an operation waits for: when it was sent, when it was there, and how much of that is contention."""
+    """What an operation waits for: when it was sent, and when it was there."""
 
     sent_s: float
     until_s: float
-    delays: Delays
 
 
 class _Device:
@@ -128,17 +107,16 @@ class _Device:
 
     def __init__(self) -> None:
         self.causes = dict.fromkeys(CAUSES, 0.0)
-        self.contention: dict[Direction, float] = {}
 
     def before_step(self, last_end: float, start: float, awaited: _Awaited | None) -> None:
         """It idles until an optimizer step."""
         waited_s = min(max(awaited.until_s - last_end, 0.0), start - last_end) if awaited else 0.0
-        self._moved(REDUCTION, waited_s, awaited)
+        self.causes[REDUCTION] += waited_s
         self.causes[OPTIMIZER] += start - last_end - waited_s
 
     def moved_after(self, last_end: float, awaited: _Awaited) -> None:
         """After its last operation, its parameters are gathered."""
-        self._moved(REDUCTION, max(awaited.until_s - last_end, 0.0), awaited)
+        self.causes[REDUCTION] += max(awaited.until_s - last_end, 0.0)
 
     def before_compute(
         self, last_end: float, start: float, message: _Awaited | None, copy: _Awaited | None, summed: _Awaited | None
@@ -149,30 +127,18 @@ class _Device:
         there_s = start
         if summed is not None:
             there_s = min(copied_s, start)
-            self._moved(REDUCTION, start - there_s, summed)
+            self.causes[REDUCTION] += start - there_s
         if copy is not None:
             until_s, there_s = there_s, min(arrived_s, there_s)
-            self._moved(HOST_COPY, until_s - there_s, copy)
+            self.causes[HOST_COPY] += until_s - there_s
         sent_s = min(max(message.sent_s if message else last_end, last_end), there_s)
         self.causes[DEPENDENCY] += sent_s - last_end
-        self._moved(COMMUNICATION, there_s - sent_s, message)
-
-    def _moved(self, cause: str, seconds: float, awaited: _Awaited | None) -> None:
-        """Idle time while something moves, some of it contention."""
-        if awaited is None or not awaited.delays:
-            self.causes[cause] += seconds
-            return
-        contention = scaled(awaited.delays, seconds)
-        for direction, part in contention.items():
-            self.contention[direction] = self.contention.get(direction, 0.0) + part
-        contended_s = min(sum(contention.values()), seconds)
-        self.causes[CONTENTION] += contended_s
-        self.causes[cause] += seconds - contended_s
+        self.causes[COMMUNICATION] += there_s - sent_s
 
 
 def _keep_latest(found: dict[tuple[int, int], _Awaited], key: tuple[int, int], task: TaskTimes) -> None:
     if key not in found or task.end_s > found[key].until_s:
-        found[key] = _Awaited(task.end_s, task.end_s, task.contention)
+        found[key] = _Awaited(task.end_s, task.end_s)
 
 
 def _last_ended(queues: Queues, tasks: Sequence[TaskTimes]) -> dict[tuple[int, int], _Awaited]:
@@ -198,11 +164,9 @@ def _last_sent(
     latest: dict[tuple[int, int], _Awaited] = {}
     for (src, dst), messages in queues.messages.items():
         ends = operation_times[src][1]
-        times = transfer_times[src, dst]
-        delays = queue_delays(times.flows, times.ready_s)
-        for message, arrived_s, delay in zip(messages, times.arrivals, delays, strict=True):
+        for message, arrived_s in zip(messages, transfer_times[src, dst].arrivals, strict=True):
             key = dst, message.reader
             known = latest.get(key)
             if known is None or arrived_s > known.until_s:
-                latest[key] = _Awaited(ends[message.issued], arrived_s, delay)
+                latest[key] = _Awaited(ends[message.issued], arrived_s)
     return latest

@@ -17,14 +17,13 @@ from .times import QueueTimes
 class Transfer(Flow):
     """One message in flight."""
 
-    __slots__ = ("arrived_s", "channel", "message", "ready_s")
+    __slots__ = ("arrived_s", "channel", "message")
 
     def __init__(self, message: Message, channel: "Channel") -> None:
         super().__init__(channel.route, message.bytes)
         self.message = message
         self.channel = channel
         self.arrived_s = 0.0
-        self.ready_s = 0.0  # sent and posted
 
     def drained(self) -> None:
         """The next message of the channel may start."""
@@ -75,14 +74,12 @@ class Channel:
         """The sender reached the next send."""
         self.issued += 1
         if self.issued <= self.posted:
-            self.transfers[self.issued - 1].ready_s = self.network.environment.now
             self.advance()
 
     def post(self) -> None:
         """The receiver reached the next receive."""
         self.posted += 1
         if self.posted <= self.issued:
-            self.transfers[self.posted - 1].ready_s = self.network.environment.now
             self.advance()
 
     def advance(self) -> None:
@@ -105,7 +102,6 @@ def queue_times(channel: Channel) -> QueueTimes:
     transfers = channel.transfers
     return QueueTimes(
         [transfer.times for transfer in transfers],
-        [transfer.ready_s for transfer in transfers],
         [transfer.start_s for transfer in transfers],
         [transfer.arrived_s for transfer in transfers],
     )

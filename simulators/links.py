@@ -6,7 +6,6 @@ from attrs import frozen
 
 from ..core.cluster.cluster import Cluster
 from ..core.trace.trace import LinkTrack
-from .delays import added, lost
 from .network.flow_times import Direction, FlowTimes
 
 
@@ -48,7 +47,12 @@ def link_uses(cluster: Cluster, flows: Sequence[FlowTimes], step_s: float) -> tu
     for flow in flows:
         for direction in flow.links:
             carried[direction] = carried.get(direction, 0.0) + flow.bytes
-    delays = added(lost(flow) for flow in flows)
+    delays: dict[Direction, float] = {}
+    for flow in flows:  # a flow at rate r whose rate alone is R loses 1 − r/R of every second, to the link that is full
+        for piece in flow.pieces or ():
+            if piece.held_by is not None:
+                lost_s = (piece.end_s - piece.start_s) * (1 - piece.rate / flow.bytes_per_s)
+                delays[piece.held_by] = delays.get(piece.held_by, 0.0) + lost_s
     return tuple(
         LinkUse(
             *direction,

@@ -28,10 +28,10 @@ from ..core.trace.trace import (
     receive_queue,
     send_queue,
 )
-from .bubbles import Bubbles, device_bubbles
+from .bubbles import device_bubbles
 from .hosts import CopyUse, HostUse, copy_uses, host_uses
 from .links import LinkUse, link_rates, link_uses
-from .network.flow_times import Direction, FlowTimes
+from .network.flow_times import FlowTimes
 from .times import QueueTimes, TaskTimes
 
 
@@ -106,18 +106,9 @@ class SimulationResult:
         return {pair: (times.starts, times.arrivals) for pair, times in self.queue_times.items()}
 
     @cached_property
-    def _idle(self) -> tuple[Bubbles, ...]:
-        return device_bubbles(self.queues, self.operation_times, self.queue_times, self.tasks, self.step_s)
-
-    @property
     def bubbles(self) -> tuple[dict[str, float], ...]:
         """Per device its idle seconds by cause (``panpipe.simulators.bubbles.CAUSES``)."""
-        return tuple(bubbles.causes for bubbles in self._idle)
-
-    @property
-    def contention(self) -> tuple[dict[Direction, float], ...]:
-        """Per device its idle seconds of contention, by the full link (source, destination) that caused them."""
-        return tuple(bubbles.contention for bubbles in self._idle)
+        return device_bubbles(self.queues, self.operation_times, self.queue_times, self.tasks, self.step_s)
 
     @cached_property
     def known_step(self) -> KnownStep | None:

@@ -25,7 +25,6 @@ from ..core.lowering.queues import Queues
 from ..core.plan.items import Task
 from ..core.plan.kinds import Movement, movement
 from ..core.plan.plan import Plan
-from .delays import Delays, added, lost, scaled
 from .device import DeviceQueue
 from .network.flow_times import FlowTimes
 from .network.flows import Route, Shipment
@@ -52,7 +51,6 @@ class RunningTask:
         on_end: called when it has ended.
         joined_s: when each of its items joined.
         start_s, end_s: when all had joined and the task before it had ended, and when it had ended.
-        alone_s: its duration without contention.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class RunningTask:
         routes: Routes | None,
     ) -> None:
         self.network, self.task, self.bytes, self.ahead = network, task, moved.bytes, ahead
-        self.delay_s, self.alone_s = moved.seconds, moved.alone_s
+        self.delay_s = moved.seconds
         self.steps = [
             [Shipment(_route(network, phase, routes), phase.bytes, self._arrived) for phase in step]
             for step in moved.steps
@@ -82,11 +80,6 @@ class RunningTask:
             device.pending[position] += 1
         if ahead is not None:
             ahead.on_end.append(self._start)
-
-    @property
-    def slowest(self) -> list[FlowTimes]:
-        """The last flow to arrive in each step."""
-        return [max(step, key=lambda flow: flow.drained_s + flow.route.latency_s).times for step in self.steps]
 
     def join(self, member: int) -> None:
         """A condition of an item is met: it is issued, or a task that it waits for has ended."""
@@ -183,29 +176,15 @@ def task_times(tasks: Sequence[RunningTask]) -> tuple[TaskTimes, ...]:
 
     An action that takes part in several tasks ends with the last of them, and has the bytes of all.
     """
-    found: dict[tuple[int, int], list[tuple[RunningTask, int, Delays]]] = {}
-    for running, delays in zip(tasks, _delays(tasks), strict=True):
+    found: dict[tuple[int, int], list[tuple[RunningTask, int]]] = {}
+    for running in tasks:
         for member, item in enumerate(running.task.items):
-            found.setdefault((item.device, item.place), []).append((running, member, delays))
+            found.setdefault((item.device, item.place), []).append((running, member))
     result = []
     for _, parts in sorted(found.items(), key=lambda entry: entry[0]):
-        running, member, delays = max(parts, key=lambda part: part[0].end_s)
+        running, member = max(parts, key=lambda part: part[0].end_s)
         item = running.task.items[member]
         times = running.joined_s[member], running.end_s, running.start_s
         size = sum(part[0].bytes for part in parts)
-        result.append(TaskTimes(item.device, item.queue, item.action, *times, size, delays))
+        result.append(TaskTimes(item.device, item.queue, item.action, *times, size))
     return tuple(result)
-
-
-def _delays(tasks: Sequence[RunningTask]) -> list[Delays]:
-    """Per task and full link the delay of its end because others shared the link, including delays of earlier tasks."""
-    result: list[Delays] = []
-    known: dict[int, tuple[Delays, float]] = {}
-    for running in tasks:
-        delays, end_alone_s = known.get(id(running.ahead), ({}, 0.0))
-        start_alone_s = max(*running.joined_s, end_alone_s)
-        own = added(lost(slowest) for slowest in running.slowest)
-        delays = added((scaled(delays, running.start_s - start_alone_s), own))
-        known[id(running)] = delays, start_alone_s + running.alone_s
-        result.append(delays)
-    return result

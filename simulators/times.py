@@ -1,11 +1,9 @@
 """The times of a simulated step: of its operations, messages and tasks."""
 
-from collections.abc import Mapping
-
-from attrs import field, frozen
+from attrs import frozen
 
 from ..core.actions import Action
-from .network.flow_times import Direction, FlowTimes
+from .network.flow_times import FlowTimes
 
 
 @frozen
@@ -17,7 +15,6 @@ class TaskTimes:
         issued_s, end_s: when it was issued with all its conditions met, and when it ended, in seconds.
         start_s: when all members had joined.
         bytes: of the device's own part.
-        contention: by full link, the delay of its end because others shared the link.
     """
 
     device: int
@@ -27,7 +24,6 @@ class TaskTimes:
     end_s: float
     start_s: float = 0.0
     bytes: float = 0.0
-    contention: Mapping[Direction, float] = field(factory=dict)
 
 
 @frozen
@@ -36,11 +32,9 @@ class QueueTimes:
 
     Args:
         flows: in order.
-        ready_s: when each was sent and its receive was posted.
         starts, arrivals: when each started, and when it had arrived.
     """
 
     flows: list[FlowTimes]
-    ready_s: list[float]
     starts: list[float]
     arrivals: list[float]

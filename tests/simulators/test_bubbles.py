@@ -26,7 +26,6 @@ def test_idle_time_of_two_stages_by_cause():
         "warm-up": 0.0,
         "dependency": 4.5,
         "communication": 1.5,
-        "contention": 0.0,
         "host copy": 0.0,
         "reduction": 5.0,
         "optimizer": 0.0,
@@ -36,7 +35,6 @@ def test_idle_time_of_two_stages_by_cause():
         "warm-up": 2.5,
         "dependency": 0.0,
         "communication": 0.0,
-        "contention": 0.0,
         "host copy": 0.0,
         "reduction": 8.5,
         "optimizer": 0.0,
@@ -44,7 +42,7 @@ def test_idle_time_of_two_stages_by_cause():
     }
 
 
-def test_contention_is_separate_from_communication_and_listed_by_link():
+def test_delays_by_a_full_link_are_communication_and_listed_by_link():
     # Devices 0 and 1 each send 20 bytes to device 2 at 1: 5 bytes/s each through its port until 5. Alone, 2 s.
     names = ("a", "b", "c")
     links = tuple(Link(name, "hub", 10.0, 0.5) for name in names)
@@ -59,7 +57,6 @@ def test_contention_is_separate_from_communication_and_listed_by_link():
         "warm-up": 6.0,
         "dependency": 0.0,
         "communication": 0.0,
-        "contention": 0.0,
         "host copy": 0.0,
         "reduction": 0.0,
         "optimizer": 0.0,
@@ -73,9 +70,7 @@ def test_contention_is_separate_from_communication_and_listed_by_link():
         edges=(StageEdge(0, 2, 20, 0), StageEdge(1, 2, 20, 0)),
     )
     result = simulate(plan)
-    assert result.bubbles[2]["communication"] == 3.0
-    assert result.bubbles[2]["contention"] == 2.0
-    assert result.contention == ({}, {}, {("hub", "c"): 2.0})
+    assert result.bubbles[2]["communication"] == 5.0
     assert [(use.src, use.dst, use.delay_s) for use in result.links] == [
         ("a", "hub", 0.0),
         ("b", "hub", 0.0),

@@ -97,10 +97,7 @@ def test_delays_of_flows_are_the_delays_of_full_links(plan):
         assert sum((p.end_s - p.start_s) * p.rate for p in flow.all_pieces) == pytest.approx(flow.bytes, abs=1e-6)
         lost += longer_s
     assert sum(use.delay_s for use in result.links) == pytest.approx(lost, abs=1e-6)
-    for bubbles, contention in zip(result.bubbles, result.contention, strict=True):
-        assert min(bubbles.values()) >= -1e-9
-        assert sum(contention.values()) == pytest.approx(bubbles["contention"], abs=1e-9)
-        assert all(seconds >= 0 for seconds in contention.values())
+    assert all(min(bubbles.values()) >= -1e-9 for bubbles in result.bubbles)
     for (idle, busy), position in zip(
         zip(result.bubbles, result.busy_s, strict=True), list(range(plan.devices)) * plan.mesh.data, strict=True
     ):
@@ -112,7 +109,6 @@ def test_delays_of_flows_are_the_delays_of_full_links(plan):
 @given(crowded())
 def test_without_sharing_nothing_contends_and_every_flow_has_the_rate_of_its_way(plan):
     result = simulate(plan, sharing=False)
-    assert {bubbles["contention"] for bubbles in result.bubbles} == {0.0}
     assert all(flow.pieces is None or len(flow.pieces) <= 1 for flow in result.flows)
     assert all(use.delay_s == 0 for use in result.links)
 
