@@ -31,10 +31,10 @@ import numpy
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ..actions import WORK_KINDS, Action, Kind
+from ..actions import Action, Kind
 from ..costs.costs import StageCosts
 from ..plan.kinds import task_kinds
-from ..plan.memory import Memory, Moment, Size, Use, changes
+from ..plan.memory import Memory, Moment, Size, Use, changes, compute_bytes
 from ..plan.plan import Plan
 from ..policies.sharding import replica_costs
 from .queues import Queues
@@ -140,7 +140,7 @@ def device_timelines(
     communication, releases = _communication(plan, queues, arrivals)
     _add_passed(plan, queues, communication)
     effects = [
-        _effects(cost, recomputes=stage in plan.memory.recompute, forward_only=plan.forward_only)
+        compute_bytes(cost, recomputes=stage in plan.memory.recompute, forward_only=plan.forward_only)
         for stage, cost in enumerate(costs)
     ]
     result = []
@@ -168,18 +168,6 @@ _NOTHING = (0.0, 0.0, 0.0, 0.0)
 _ROWS = {(Memory.DEVICE, use): row for row, use in enumerate(MOVING_KINDS)} | {
     (Memory.HOST, Use.SAVED): len(MOVING_KINDS)
 }
-
-
-def _effects(cost: StageCosts, *, recomputes: bool, forward_only: bool) -> dict[Kind, tuple[float, ...]]:
-    """Per kind of the compute queue the changes of saved bytes at its start and its end, then of workspace likewise."""
-    result = {}
-    for kind in WORK_KINDS:
-        totals = dict.fromkeys(itertools.product((Use.SAVED, Use.WORKSPACE), Moment), 0.0)
-        for change in changes(kind, recomputes=recomputes, forward_only=forward_only):
-            if (change.use, change.moment) in totals:
-                totals[change.use, change.moment] += change.sign * getattr(cost, change.size)
-        result[kind] = tuple(totals.values())
-    return result
 
 
 def _add_tasks(plan: Plan, queues: Queues, costs: Sequence[StageCosts], rows: Sequence[NDArray[numpy.float64]]) -> None:

@@ -15,11 +15,11 @@ F and RECOMPUTE allocate at their start, because they write the tensors while th
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from itertools import accumulate, repeat
+from itertools import accumulate, product, repeat
 
 from attrs import frozen
 
-from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind
+from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, WORK_KINDS, Action, Kind
 from ..costs.costs import StageCosts
 from .memory_policy import TimedCopy
 
@@ -176,20 +176,27 @@ def order_changes(kind: Kind, *, recomputes: bool = False) -> tuple[Change, ...]
 
 
 @lru_cache(maxsize=4096)
+def compute_bytes(
+    cost: StageCosts, *, recomputes: bool = False, forward_only: bool = False
+) -> Mapping[Kind, tuple[float, ...]]:
+    """Per kind of the compute queue the changes of saved bytes at its start and its end, then of workspace likewise."""
+    result = {}
+    for kind in WORK_KINDS:
+        totals = dict.fromkeys(product((Use.SAVED, Use.WORKSPACE), Moment), 0.0)
+        for change in changes(kind, recomputes=recomputes, forward_only=forward_only):
+            if (change.use, change.moment) in totals:
+                totals[change.use, change.moment] += change.sign * getattr(cost, change.size)
+        result[kind] = tuple(totals.values())
+    return result
+
+
+@lru_cache(maxsize=4096)
 def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> Mapping[Kind, tuple[float, float]]:
     """Per kind of a compute order the changes of the saved tensors at an action's start and end, in bytes."""
-    return {
-        kind: (
-            _total(order_changes(kind, recomputes=recomputes), Moment.START, cost),
-            _total(order_changes(kind, recomputes=recomputes), Moment.END, cost),
-        )
-        for kind in COMPUTE_KINDS
-    }
-
-
-def _total(changes: tuple[Change, ...], moment: Moment, cost: StageCosts) -> float:
-    saved = (change for change in changes if change.use is Use.SAVED and change.moment is moment)
-    return sum((change.sign * float(getattr(cost, change.size)) for change in saved), 0.0)
+    found = compute_bytes(cost, recomputes=recomputes)
+    second = found[Kind.RECOMPUTE][0] if recomputes else 0.0
+    begins = {kind: found[kind][0] + (second if kind in BACKWARD_KINDS else 0.0) for kind in COMPUTE_KINDS}
+    return {kind: (begins[kind], found[kind][1]) for kind in COMPUTE_KINDS}
 
 
 def held_bytes(
