@@ -24,7 +24,8 @@ from typing import NamedTuple
 from ..core.actions import Action, Kind
 from ..core.lowering.queues import Queues
 from ..core.lowering.residency import OperationTimes
-from .times import QueueTimes, TaskTimes
+from .channels import QueueTimes
+from .tasks import TaskTimes
 
 WARM_UP = "warm-up"
 DEPENDENCY = "dependency"

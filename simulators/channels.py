@@ -5,13 +5,28 @@ A message starts when it is sent, its receive is posted and the previous message
 
 from collections.abc import Callable, Sequence
 
+from attrs import frozen
+
 from ..core.cluster.cluster import Cluster
 from ..core.cluster.routing import path_latency_s, path_rate
 from ..core.plan.items import Message
 from .device import DeviceQueue
-from .network.flows import Flow, Route
+from .network.flows import Flow, FlowTimes, Route
 from .network.network import Network
-from .times import QueueTimes
+
+
+@frozen
+class QueueTimes:
+    """The messages from one device to another.
+
+    Args:
+        flows: in order.
+        starts, arrivals: when each started, and when it had arrived.
+    """
+
+    flows: list[FlowTimes]
+    starts: list[float]
+    arrivals: list[float]
 
 
 class Transfer(Flow):

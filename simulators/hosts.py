@@ -12,7 +12,7 @@ from ..core.lowering.residency import Timeline
 from ..core.plan.plan import Plan
 from ..core.policies.offload import host_slots
 from ..core.validation.host_memory import ranks_by_host
-from .times import TaskTimes
+from .tasks import TaskTimes
 
 DIRECTIONS = {Kind.OFFLOAD: "to host", Kind.RELOAD: "from host"}
 

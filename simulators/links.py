@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ..core.cluster.cluster import Cluster
 from ..core.trace.trace import LinkTrack
-from .network.flow_times import Direction, FlowTimes
+from .network.flows import Direction, FlowTimes
 
 
 @frozen

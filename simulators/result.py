@@ -29,10 +29,11 @@ from ..core.trace.trace import (
     send_queue,
 )
 from .bubbles import device_bubbles
+from .channels import QueueTimes
 from .hosts import CopyUse, HostUse, copy_uses, host_uses
 from .links import LinkUse, link_rates, link_uses
-from .network.flow_times import FlowTimes
-from .times import QueueTimes, TaskTimes
+from .network.flows import FlowTimes
+from .tasks import TaskTimes
 
 
 @frozen(slots=False, eq=False)

@@ -29,8 +29,8 @@ from ..core.lowering.queues import Queues
 from ..core.plan.items import Task
 from ..core.plan.kinds import movement, task_kinds
 from ..core.plan.plan import Plan
-from .network.flow_times import Direction, FlowTimes, Piece
-from .times import QueueTimes
+from .channels import QueueTimes
+from .network.flows import Direction, FlowTimes, Piece
 
 if TYPE_CHECKING:
     from .result import SimulationResult

@@ -15,8 +15,10 @@ links between its members, one step after another.
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from attrs import frozen
 from simpy.events import Timeout
 
+from ..core.actions import Action
 from ..core.cluster.cluster import Cluster
 from ..core.cluster.collectives import Phase
 from ..core.cluster.routing import Hop
@@ -26,10 +28,29 @@ from ..core.plan.items import Task
 from ..core.plan.kinds import Movement, movement
 from ..core.plan.plan import Plan
 from .device import DeviceQueue
-from .network.flow_times import FlowTimes
-from .network.flows import Route, Shipment
+from .network.flows import FlowTimes, Route, Shipment
 from .network.network import Network
-from .times import TaskTimes
+
+
+@frozen
+class TaskTimes:
+    """An item of a task other than compute: a reduction, a SYNC.
+
+    Args:
+        device, queue, action: of the item.
+        issued_s, end_s: when it was issued with all its conditions met, and when it ended, in seconds.
+        start_s: when all members had joined.
+        bytes: of the device's own part.
+    """
+
+    device: int
+    queue: str
+    action: Action
+    issued_s: float
+    end_s: float
+    start_s: float = 0.0
+    bytes: float = 0.0
+
 
 Routes = dict[tuple[Hop, ...], Route]
 

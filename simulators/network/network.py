@@ -25,8 +25,7 @@ from simpy import Environment, Event
 from simpy.events import Timeout
 
 from ...core.cluster.routing import Link
-from .flow_times import Direction
-from .flows import INFINITE, DirectedLink, Flow, Route
+from .flows import INFINITE, DirectedLink, Direction, Flow, Route
 
 
 class ContendedError(Exception):
