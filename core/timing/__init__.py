@@ -1,1 +1,1 @@
-"""Time and memory of an order of actions without contention: a readable reference, and the same rules compiled."""
+"""How long a step takes: the engine of any plan, and its rules compiled for searches, with and without shared links."""
