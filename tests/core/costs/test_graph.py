@@ -31,6 +31,16 @@ def test_round_trip_gives_the_same_graph_and_bytes(tmp_path):
     assert graph_json(read_graph(path)) == path.read_text(encoding="utf-8")
 
 
+def test_state_of_shared_parameters_is_counted_once(tmp_path):
+    tied = OpGraph((*GRAPH.nodes, OpNode("head", parameter_bytes=4, parameters=("w",))))
+    assert read_graph(written(tmp_path, graph_json(tied))) == tied
+
+
+def test_file_may_omit_costs(tmp_path):
+    text = '{"format": "panpipe.opgraph/1", "nodes": [{"name": "a"}], "edges": []}'
+    assert read_graph(written(tmp_path, text)) == OpGraph((OpNode("a"),))
+
+
 BAD = {
     "format": (lambda d: d.update(format="panpipe.opgraph/2"), "format 'panpipe.opgraph/2'.*version 1"),
     "other": (lambda d: d.update(format="panpipe.plan/1"), "not a panpipe.opgraph file"),
