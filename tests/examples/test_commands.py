@@ -20,7 +20,7 @@ ELSEWHERE = {"examples/elastic.py": "test_elastic.py", "examples/train_gpt2.py":
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
 
 
-QUICK = {"accelerate_loop.py", "lightning_module.py", "lora.py", "own_backend.py", "own_loop.py"}
+QUICK = {"accelerate_loop.py", "lightning_module.py", "own_backend.py", "own_loop.py"}
 """What runs in ``make test`` in one process; and ``resume.py`` on two ranks."""
 
 

@@ -71,6 +71,7 @@ def test_another_plan_is_looked_for_once_when_steps_are_slower(caplog):
     trained.pipe.close()
 
 
+@pytest.mark.slow
 def test_no_other_plan_is_looked_for_while_gradients_accumulate(caplog):
     trained = Trained(caplog, contest=False, cache=False)
     trained.lines(WINDOW)

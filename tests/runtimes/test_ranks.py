@@ -310,6 +310,7 @@ def test_a_rank_killed_while_another_one_plans_is_named(tmp_path):
     assert_all_name(1, tmp_path, "thinking")
 
 
+@pytest.mark.slow
 def test_ranks_that_leave_after_a_killed_rank_are_not_named(tmp_path):
     """The first of them without closing anything: it ends as it is through."""
     for rank, one in enumerate(alone("leaving", tmp_path, 3, backend="endless-waits")):

@@ -28,6 +28,7 @@ def test_a_full_disk_ends_all_ranks_with_its_name_and_leaves_the_checkpoint(tmp_
     pipe.close()
 
 
+@pytest.mark.slow
 def test_replicas_that_share_have_the_same_bits_with_offload(tmp_path):
     first, second = results("offloading_replicas", tmp_path, MESH="dp=2,pp=1")
     check(first)
