@@ -1,5 +1,6 @@
 """``panpipe.pipeline``, with the simulator as the planner's oracle."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from .core.capture.batch.batch_dims import AUTO
 from .core.capture.regions.breaks import StepFunction
 from .core.cluster.cluster import Cluster
 from .core.cluster.mesh import Mesh
-from .core.errors import RequestError
+from .core.errors import RequestError, refuse_other_kinds, without_own_frames
+from .core.name_suggestions import nearest
 from .core.plan.plan import Plan
 from .core.search import longest_path
 from .runtimes.build import build_pipeline, refuse_arguments, unwrapped
@@ -29,6 +31,7 @@ from .runtimes.watch.process import print_uncaught_in_a_line
 from .simulators.oracle import simulated
 
 
+@without_own_frames
 def pipeline(
     model: nn.Module,
     step: StepFunction,
@@ -128,11 +131,8 @@ def pipeline(
     memory = Memory() if memory is None else memory
     update = Update() if update is None else update
     for name, group, kind in (("memory", memory, Memory), ("update", update, Update), ("run", run, Run)):
-        if not isinstance(group, kind):
-            first = fields(kind)[0].name
-            raise RequestError(
-                f"{name} is {group!r}: give a panpipe.{kind.__name__}, as in panpipe.{kind.__name__}({first}=...)"
-            )
+        title = f"panpipe.{kind.__name__}"
+        refuse_other_kinds(name, group, kind, f"a {title}, as in {title}({fields(kind)[0].name}=...)")
     own = None
     if isinstance(optimizer, Optimizer):
         refuse_arguments(model, step)
@@ -189,6 +189,7 @@ _MOVED = {
 def _refuse_moved(given: dict[str, Any]) -> None:
     new = {name: _MOVED[name] for name in given if name in _MOVED}
     if not new:
-        raise TypeError(f"pipeline() has no argument '{next(iter(given))}'")
+        name = next(iter(given))
+        raise TypeError(f"pipeline() has no argument '{name}': {nearest(name, inspect.signature(pipeline).parameters)}")
     instead = "; ".join(f"in place of {name}= give {text}" for name, text in new.items())
     raise RequestError(f"the arguments of panpipe.pipeline are in groups now: {instead}")

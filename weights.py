@@ -1,9 +1,12 @@
 """Weights between steps: averages, calls for every parameter, and parameters that replicas share."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from .core.errors import refuse_other_kinds
 from .runtimes.pipeline import Pipeline
+from .runtimes.session import Session
 from .runtimes.training.averages import AverageFunction, Visit, WeightAverage
 
 __all__ = ["ema", "on_parameters", "whole_parameters"]
@@ -34,7 +37,7 @@ def ema(
         >>> with average.applied():  # doctest: +SKIP
         ...     loss = pipe.evaluate(batch)
     """
-    return pipe._session.ema(decay, buffers, function)
+    return _session(pipe).ema(decay, buffers, function)
 
 
 def on_parameters(pipe: Pipeline, function: Visit) -> dict[str, Any]:
@@ -51,7 +54,8 @@ def on_parameters(pipe: Pipeline, function: Visit) -> dict[str, Any]:
     Returns:
         Name → result, for the parameters that this process holds.
     """
-    return pipe._session.on_parameters(function)
+    refuse_other_kinds("function", function, Callable, "a function of a parameter's name and the parameter")
+    return _session(pipe).on_parameters(function)
 
 
 def whole_parameters(pipe: Pipeline) -> AbstractContextManager[None]:
@@ -66,4 +70,9 @@ def whole_parameters(pipe: Pipeline) -> AbstractContextManager[None]:
         >>> with panpipe.weights.whole_parameters(pipe):  # doctest: +SKIP
         ...     norm = model.head.weight.norm()
     """
-    return pipe._session.whole_parameters()
+    return _session(pipe).whole_parameters()
+
+
+def _session(pipe: Pipeline) -> Session:
+    refuse_other_kinds("pipe", pipe, Pipeline, "what panpipe.pipeline(...) returned")
+    return pipe._session

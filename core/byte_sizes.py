@@ -38,6 +38,6 @@ def byte_size(name: str, value: Any, model: bool = False) -> float | None:
         rule = "give bytes, at least 0, with or without a unit, as in 20GB or 16GiB"
         raise RequestError(f"{name} is {value!r:.40}: {rule}")
     if model and not unit and found < _LEAST:
-        rule = f"in which no model fits: give the unit, too, as in {number:g}GB"
+        rule = f"in which no model fits: give the unit, too, as in {number or 20:g}GB"
         raise RequestError(f"{name} is {number:g} bytes, {rule}")
     return int(found) if found == int(found) else found

@@ -3,9 +3,15 @@
 Every message is one line that names the value, the rule it breaks and the fix.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
+
+from .wording import value_text
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 class PanpipeError(Exception):
@@ -97,6 +103,38 @@ class NonFiniteError(PanpipeError):
 
 class OffloadError(PanpipeError):
     """A copy of saved tensors to the host or back failed: the message has the reason. Exit status 1."""
+
+
+def without_own_frames(function: Callable[P, T]) -> Callable[P, T]:
+    """A public function whose refusals have a traceback of the caller's frames alone: the message names value, rule and
+    fix. With the environment variable ``PANPIPE_TRACEBACK`` tracebacks are whole."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (RequestError, InfeasibleError) as error:
+            if os.environ.get("PANPIPE_TRACEBACK"):
+                raise
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+def refuse_other_kinds(name: str, value: object, kinds: type | tuple[type, ...], fix: str) -> None:
+    """Refuse an argument of another type.
+
+    Args:
+        name: of the argument.
+        value: it.
+        kinds: types that it may have.
+        fix: what to give, after "give".
+
+    Raises:
+        RequestError: it has none of these types.
+    """
+    if not isinstance(value, kinds):
+        raise RequestError(f"{name} is {value_text(value)}: give {fix}")
 
 
 def message_of(failure: BaseException) -> str:

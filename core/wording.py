@@ -20,6 +20,15 @@ def shape_text(shape: Iterable[int]) -> str:
     return "×".join(map(str, shape)) or "scalar"
 
 
+def value_text(value: object) -> str:
+    """A value of a wrong type: its representation if that is short and no address, otherwise its type."""
+    text = " ".join(repr(value).split())
+    if len(text) <= 60 and " at 0x" not in text:
+        return text
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'AEIOaeio' else 'a'} {kind}"
+
+
 def module_text(name: str) -> str:
     """A module by its qualified name: ``module 'h.0.attn'``, or ``the model`` for the root."""
     return f"module '{name}'" if name else "the model"

@@ -28,7 +28,7 @@ from ..core.search.problem.oracle import predicted_again
 from ..core.search.suggestions.preference import preference
 from ..core.tensor_collectives import OneRank, communicating
 from ..core.validation.validate import validate
-from ..core.wording import counted
+from ..core.wording import counted, value_text
 from .batch.example import Example
 from .batch.losses import warn_if_cut_changes_loss
 from .devices.compute import compute_device
@@ -81,7 +81,7 @@ def build_pipeline(
 def refuse_arguments(model: Any, step: Any) -> None:
     """Refuse a model that is no module, and a step that cannot be called with it."""
     if not isinstance(model, nn.Module):
-        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        what = f"the class {model.__name__}" if isinstance(model, type) else value_text(model)
         raise RequestError(f"model is {what}: give an instance of a torch.nn.Module")
     if not callable(step):
         raise RequestError(f"step is {step!r}: give a function step(model, batch) that returns a scalar loss")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core.capture.regions.breaks import StepFunction
-from ..core.errors import PanpipeError, RequestError
+from ..core.errors import PanpipeError, RequestError, refuse_other_kinds, without_own_frames
 from ..core.plan.plan import Plan
 from ..core.trace.trace import Trace
 from ..core.wording import counted
@@ -22,6 +22,8 @@ from .update.update import Ending
 
 _INSTEAD = {
     **dict.fromkeys(["train", "eval", "parameters", "named_parameters"], ": call it on the model"),
+    **dict.fromkeys(["to", "cuda", "cpu"], ": panpipe.pipeline(devices=) places the stages"),
+    "loss": ": pipe.step(batch) returns it",
     **dict.fromkeys(["backward", "zero_grad"], ": pipe.step(batch) runs backward and optimizer, and clears gradients"),
     "generate": ": call model.generate(...) itself in one process, or pipe.save(folder) and load it",
     "optimizer": ": each stage has its own; see pipe.optimizers, or pipe.metrics.learning_rates",
@@ -68,6 +70,7 @@ class Pipeline:
         """The plan that runs, with its prediction."""
         return self._session.plan
 
+    @without_own_frames
     def step(self, batch: Any, *, update: bool = True) -> Tensor:
         """Train on one batch: forward, backward, reduction and optimizer step.
 
@@ -93,6 +96,7 @@ class Pipeline:
         """
         return self._session.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))
 
+    @without_own_frames
     def replan(self) -> bool:
         """Plan again for the present speeds of the devices, and move stages if that is worth it. Every rank calls this.
 
@@ -120,6 +124,7 @@ class Pipeline:
         """
         return self._session.changes.contest
 
+    @without_own_frames
     def trace_step(self, batch: Any, *, evaluate: bool = False) -> tuple[Tensor, Trace]:
         """Train on one batch and record every action.
 
@@ -139,6 +144,7 @@ class Pipeline:
         loss, trained = trainer.train(batch, StepOptions(Ending.STEP, trace=True, watch=True))
         return loss, trainer.gathered_trace(trained)
 
+    @without_own_frames
     def evaluate(self, batch: Any, *, step: StepFunction | None = None) -> Tensor:
         """The step's loss for a batch, forward only.
 
@@ -164,6 +170,7 @@ class Pipeline:
         assert done.loss is not None
         return done.loss
 
+    @without_own_frames
     def forward(self, batch: Any, function: StepFunction, *, everywhere: bool = True) -> Any:
         """Run a function of the model forward only, for logits, features or generation.
 
@@ -189,6 +196,7 @@ class Pipeline:
             raise RequestError(f"function is {function!r}: give a function of model and batch that returns tensors")
         return self._trainer.evaluate(batch, ForwardFunction(function, True, everywhere)).rows
 
+    @without_own_frames
     def save(self, folder: str | Path, *, frozen: bool = True) -> None:
         """Write parameters and persistent buffers as a checkpoint: a safetensors file per process, and their index.
 
@@ -203,6 +211,7 @@ class Pipeline:
         Raises:
             RequestError: a file cannot be written there.
         """
+        refuse_other_kinds("folder", folder, str | Path, "the path of a folder")
         self._trainer.save(folder, frozen)
 
     @property
@@ -215,6 +224,7 @@ class Pipeline:
         self._trainer.optimizers_lent = True
         return self._trainer.optimizers
 
+    @without_own_frames
     def state_dict(self) -> dict[str, Any]:
         """The state needed to resume training, as far as this process holds it.
 
@@ -234,6 +244,7 @@ class Pipeline:
         self._session.follow_optimizer()  # a scheduler may have stepped after the step
         return self._session.checkpoints.state_dict()
 
+    @without_own_frames
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state from `state_dict`, of this pipeline or, if one process holds everything, of another one.
 
@@ -245,10 +256,12 @@ class Pipeline:
         Raises:
             RequestError: it is of another model or optimizer, or is incomplete; nothing is changed then.
         """
+        refuse_other_kinds("state_dict", state_dict, Mapping, "what pipe.state_dict() returned")
         self._session.checkpoints.load_state_dict(state_dict)
         self._session.lead_optimizer()
         self._trainer.checks.drop_last()
 
+    @without_own_frames
     def checkpoint(self, folder: str | Path, *, wait: bool = True, keep: int | None = None) -> Saving:
         """Write a checkpoint of training. Every rank calls this.
 
@@ -271,11 +284,13 @@ class Pipeline:
                 could not be written, and no `step` has raised that. See also `state_dict`.
         """
         self._trainer.refuse_closed()
+        refuse_other_kinds("folder", folder, str | Path, "the path of a folder, such as checkpoints/step-120")
         with self._trainer.team.inside("checkpoint"):
             self._trainer.checks.check_last()
             self._session.follow_optimizer()  # a scheduler may have stepped after the step
             return self._session.checkpoints.write(folder, wait, keep)
 
+    @without_own_frames
     def resume(self, folder: str | Path) -> None:
         """Resume from a checkpoint, written under any plan by any number of processes. Every rank calls this.
 
@@ -290,11 +305,13 @@ class Pipeline:
                 or scheduler; on every rank, with the same message. Nothing is changed then.
         """
         self._trainer.refuse_closed()
+        refuse_other_kinds("folder", folder, str | Path, "the folder of a checkpoint")
         with self._trainer.team.inside("resume"):
             self._session.checkpoints.read(folder)
             self._session.lead_optimizer()
             self._trainer.checks.drop_last()
 
+    @without_own_frames
     def close(self) -> None:
         """Close threads and connections; may be called again. Training, evaluation and saving are refused afterwards.
 

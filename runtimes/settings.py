@@ -20,6 +20,7 @@ from ..core.schedules.registry import families, find_family, resident_families
 from ..core.search import Oracle
 from ..core.search.problem.blocks import check_boundaries
 from ..core.whole_numbers import whole_number
+from ..core.wording import value_text
 from .launch.progress import Progress
 from .monitor.monitors import Monitor, monitors_of
 from .offload.tier import HOST, OffloadTier
@@ -168,12 +169,6 @@ class Memory:
             check_level(self.shard, SHARD_AUTO)
 
 
-def one_line(given: object) -> str:
-    """An argument of a wrong type; the texts of optimizers have a line for each option."""
-    text = " ".join(repr(given).split())
-    return text if len(text) <= 60 else f"a {type(given).__name__}"
-
-
 @frozen(kw_only=True)
 class Update:
     """What happens in an update, in addition to the optimizers' steps.
@@ -221,12 +216,12 @@ class Update:
             )
         if self.scaler is not None and not isinstance(self.scaler, GradScaler):
             raise RequestError(
-                f"scaler is {one_line(self.scaler)}: losses are scaled by a torch.amp.GradScaler; give one, such as "
+                f"scaler is {value_text(self.scaler)}: losses are scaled by a torch.amp.GradScaler; give one, such as "
                 "torch.amp.GradScaler('cpu'), or None"
             )
         if self.scheduler is not None and not callable(self.scheduler):
             raise RequestError(
-                f"scheduler is {one_line(self.scheduler)}: give a function of an optimizer, such as lambda o: "
+                f"scheduler is {value_text(self.scheduler)}: give a function of an optimizer, such as lambda o: "
                 "torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000)"
             )
         if self.on_nonfinite is not None and self.on_nonfinite not in ON_NONFINITE:

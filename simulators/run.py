@@ -10,7 +10,7 @@ from simpy import Environment
 from ..core.actions import Action
 from ..core.cluster.cluster import Cluster
 from ..core.costs.costs import StageCosts, compute_times
-from ..core.errors import RequestError
+from ..core.errors import RequestError, refuse_other_kinds
 from ..core.garbage import collector_paused
 from ..core.lowering.lowering import lower
 from ..core.lowering.queues import Queues, queues_of
@@ -56,6 +56,7 @@ def simulate(
         RequestError: there are no costs or no cluster, or they do not fit the plan; the lowered lists do not match; or
             the plan deadlocks.
     """
+    refuse_other_kinds("plan", plan, Plan, "a Plan, such as panpipe.read_plan('plan.json')")
     costs = _given_costs(plan, costs)
     cluster = _given_cluster(plan, cluster)
     # A callback may allocate much and need the collector.

@@ -9,6 +9,7 @@ from attrs import field, frozen
 from ..actions import Action
 from ..costs.costs import StageCosts
 from ..errors import RequestError
+from ..whole_numbers import whole_number
 
 
 def looped_placement(devices: int, chunks: int) -> tuple[int, ...]:
@@ -64,8 +65,7 @@ class ScheduleProblem:
 
     def __attrs_post_init__(self) -> None:
         for name in ("devices", "microbatches", "chunks"):
-            if getattr(self, name) < 1:
-                raise RequestError(f"{name} is {getattr(self, name)}: a schedule needs at least 1")
+            whole_number(name, getattr(self, name), 1)
         if self.costs is not None and len(self.costs) != self.stages:
             raise RequestError(
                 f"there are costs of {len(self.costs)} stages: {self.devices} devices with {self.chunks} chunks each "

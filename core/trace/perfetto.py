@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..actions import RECV_KINDS, SEND_KINDS
+from ..errors import refuse_other_kinds
 from ..files.write import write_text
 from .trace import HOST_MEMORY, Trace, TraceEvent, queue_order, receive_queue, send_queue
 
@@ -31,6 +32,7 @@ LINK_RATE = "bytes_per_s"
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write one trace to a file. The same trace gives the same bytes."""
+    refuse_other_kinds("trace", trace, Trace, "a Trace, the second of what pipe.trace_step(batch) returns")
     write_text(path, trace_json(trace))
 
 

@@ -16,7 +16,7 @@ from attrs import frozen
 from ..actions import COMM_KINDS, Action, Kind
 from ..cluster.routing import path_latency_s, path_rate
 from ..costs.costs import StageCosts
-from ..errors import InfeasibleError, RequestError
+from ..errors import InfeasibleError, RequestError, refuse_other_kinds
 from ..lowering.lowering import lower
 from ..lowering.queues import Queues, queues_of
 from ..lowering.residency import Timeline, device_timelines
@@ -64,6 +64,7 @@ def validate(
         RequestError: the plan is inconsistent, or it deadlocks (the message shows the cycle).
         InfeasibleError: a device or a host runs out of memory.
     """
+    refuse_other_kinds("plan", plan, Plan, "a Plan, such as panpipe.read_plan('plan.json')")
     return check_resources(check_actions(plan, lowered), memory_limits)
 
 

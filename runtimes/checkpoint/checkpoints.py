@@ -155,8 +155,6 @@ class Checkpoints:
 
     def read(self, folder: str | Path) -> None:
         """Resume from a checkpoint; see `Pipeline.resume`."""
-        if folder is None:
-            raise RequestError("the folder to resume from is None: give the folder of a checkpoint")
         self._averages.refuse_applied("resume")
         self.wait()
         training = self._training_state

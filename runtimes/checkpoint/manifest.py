@@ -248,7 +248,8 @@ def none_there(folder: Path) -> str:
         )
     return (
         f"there is no whole checkpoint in '{folder}': its file {MANIFEST_NAME}, which is written last, is missing; "
-        "give the folder of one, such as panpipe.latest_checkpoint('checkpoints')"
+        "give the folder of one, such as panpipe.latest_checkpoint('checkpoints'); weights alone are read by "
+        "Run(weights=) or model.load_state_dict(...)"
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ...core.errors import RequestError, in_a_line
+from ...core.errors import RequestError, in_a_line, refuse_other_kinds
 from ..launch.team import Exchange
 from .manifest import (
     DCP_METADATA,
@@ -171,6 +171,7 @@ def latest_checkpoint(folder: str | Path, *, verify: bool = False) -> Path | Non
         RequestError: there are only checkpoints of ``torch.distributed.checkpoint``, such as older versions of panpipe
             wrote: a job that continued without them would lose its progress.
     """
+    refuse_other_kinds("folder", folder, str | Path, "the path of a folder that has a folder for each checkpoint")
     for path in sorted(_numbered(Path(folder)), key=_order, reverse=True):
         try:
             check_listing(path, read_manifest(path))

@@ -20,6 +20,7 @@ from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import flatten_batch
 from ...core.errors import RequestError
 from ...core.plain_data import exchanged
+from ...core.whole_numbers import whole_number
 from ..batch.losses import loss_and_weight, mean_loss
 from ..launch.team import Team
 from ..microbatches import split_batch
@@ -228,6 +229,7 @@ def reference_step(
     Raises:
         RequestError: the batch cannot be cut, or the step returns no tensor.
     """
+    microbatches = whole_number("microbatches", microbatches, 1)
     return reference_of_replicas(
         model, step, [batch], microbatches=microbatches, seed=seed, index=index, scaler=scaler, batch_dims=batch_dims
     )

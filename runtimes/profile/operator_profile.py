@@ -22,7 +22,9 @@ from ...core.capture.graph.storages import storage_sizes
 from ...core.capture.programs.stage import with_device
 from ...core.capture.regions.modes import ModalInterpreter
 from ...core.capture.values.fake_tensors import stand_in_for
+from ...core.capture.values.user_lines import line_of, message_start
 from ...core.costs.graph import OpGraph, OpNode
+from ...core.errors import RequestError, in_a_line
 from ..devices.compute import Stopwatch, compute_device
 from ..programs.stage_run import constant_on
 from ..watch.activity import HERE
@@ -137,8 +139,13 @@ class _OperatorTimer:
                 for node in nodes:
                     env[node] = self._interpreter.run_node(node)
         except RuntimeError as error:
-            if saved is None or "support saved tensor hooks" not in str(error):
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
+            if saved is None or "support saved tensor hooks" not in str(error):
+                raise RequestError(
+                    f"{message_start(line_of(node))}the step fails with the example batch: {in_a_line(error)}; change "
+                    "that line, or the batch"
+                ) from error
             # Python code with torch.func.jacrev or the like counts as if it saved what it reads.
             saved += [t for node in nodes for s in node.all_input_nodes if s in env for t in _flat(env[s])]
             self._run(members)

@@ -54,7 +54,8 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
         if asked is not None and asked > 1:
             raise RequestError(
                 f"{'the plan' if plan is not None else 'mesh'} has {asked} tensor ranks at each position and the model "
-                "has no DTensor parameters: apply parallelize_module to it over as many ranks, or plan without --tp"
+                "has no DTensor parameters: apply parallelize_module to it over as many ranks, or leave "
+                "tp out of the mesh"
             )
         return
     if options.simulated:

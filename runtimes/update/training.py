@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from ...core.errors import RequestError
-from ..settings import RAISE, SKIP, Update, one_line, seed_of, values_of
+from ...core.wording import value_text
+from ..settings import RAISE, SKIP, Update, seed_of, values_of
 from .optimizers import GivenOptimizer, OptimizerFactory
 
 
@@ -78,7 +79,7 @@ class Training(Update):
             )
         if self.optimizer is not None and not callable(self.optimizer):
             raise RequestError(
-                f"optimizer is {one_line(self.optimizer)}: give a class such as torch.optim.AdamW, or a function"
+                f"optimizer is {value_text(self.optimizer)}: give a class such as torch.optim.AdamW, or a function"
             )
 
     @classmethod

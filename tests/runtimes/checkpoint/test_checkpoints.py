@@ -315,7 +315,7 @@ def test_unusable_checkpoint_folders_are_refused(written, tmp_path):
     (tmp_path / "dcp" / ".metadata").write_bytes(b"a pickle")
     with refusal("dcp' is a checkpoint of torch.distributed.checkpoint, .*if you trust it, read it with"):
         pipe.resume(tmp_path / "dcp")
-    with refusal("the folder to resume from is None"):
+    with refusal("folder is None: give the folder of a checkpoint"):
         pipe.resume(panpipe.latest_checkpoint(tmp_path / "none"))
 
 
