@@ -76,7 +76,8 @@ UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def print_memory(result: "SimulationResult", limits: Sequence[float] | None) -> None:
-    """Print each device's memory by kind at its own peak, including messages in flight, and its limit."""
+    """Print each device's memory by kind at its own peak, including messages in flight, and its limit; ``limits`` is None
+    for a schedule of equal stages, which has no bytes."""
     largest = max([*result.peak_memory_bytes, 1.0])
     scale, unit = next((scale, unit) for scale, unit in UNITS if largest >= scale)
     digits = 2 if scale > 1 else 0
@@ -95,6 +96,8 @@ def print_memory(result: "SimulationResult", limits: Sequence[float] | None) -> 
         )
         for device, held in enumerate(result.memory_at_peak[: result.plan.devices])
     ]
+    if limits is None:
+        unit = "saved tensors of a stage for one microbatch"
     title = f"Memory at each device's peak, in {unit}, messages included"
     # A narrow terminal has no column of the limit, to which "used" is relative.
     limit = () if not limits else ("limit", "used") if wide() else ("used",)

@@ -98,7 +98,7 @@ def _print(found: "Findings") -> None:
         )
     rows = [_row(found, check) for check in found.checks]
     columns = ("plan, devices", "loss", "gradients", "parameters", "buffers", "")
-    print_table(f"Distance to one process after two steps in {dtype}", columns, rows)
+    print_table(f"Distance to one process in three steps, in {dtype}", columns, rows)
     for check in found.checks:
         if check.problem:
             omitted = " (not tried)" if check.too_many_stages else ""

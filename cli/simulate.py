@@ -178,12 +178,15 @@ def _print(result: "SimulationResult", idle: IdleTime, limits: Sequence[int] | N
     print(
         f"{plan.model or 'the plan'}: {'forwards' if plan.forward_only else 'step'} {step}, "
         f"stage span {seconds_text(result.stage_span_s)}, bubble {result.bubble_ratio:.1%}, "
-        f"{plan_size(plan)}, {short_name(plan.schedule)}"
+        f"{plan_size(plan)}{'' if plan.schedule == plan.model else f', {short_name(plan.schedule)}'}"
     )
+    if limits is None:
+        print("Stages are equal: F, I and W of a device take 1 s each where no option sets another time.")
     _print_bubbles(result)
     print_memory(result, limits)
     _print_hosts(result)
-    _print_links(result)
+    if limits is not None:  # links of a schedule file have no rate
+        _print_links(result)
     print_idle(idle)
 
 

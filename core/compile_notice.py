@@ -6,7 +6,7 @@ This module does not import numba, which takes a second to load; ``numba_cache``
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-COMPILING = "compiling the search, once after an installation: half a minute to a minute of one core"
+COMPILING = "compiling the search, once after an editable installation: about 50 s of processor time"
 
 Report = Callable[[str], object]
 _waiting: list[Report] = []

@@ -165,7 +165,7 @@ class PlanAnswer:
         columns = ("stage", "on", "modules", "F + B", "saved", "reads", "parameters")
         # On a narrow terminal the last two columns are omitted, for the modules' names.
         shown = len(columns) if wide() else len(columns) - 2
-        title = "Stages (F + B, saved and reads for each microbatch)"
+        title = f"Stages ({'F + B, saved and reads' if wide() else 'F + B and saved'} for each microbatch)"
         print_table(title, columns[:shown], [row[:shown] for row in rows], texts=("modules",))
 
     def _show_devices(self) -> None:

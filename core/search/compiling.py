@@ -1,4 +1,4 @@
-"""Compile the search ahead of its first use: half a minute of one core, once after an installation.
+"""Compile the search ahead of its first use: 50 s of processor time, once after an installation.
 
 Otherwise the first planning that needs it compiles it and prints a line about it; that time is not counted.
 

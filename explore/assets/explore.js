@@ -72,6 +72,7 @@ async function run(side, question) {
   side.quick = quick;
   side.root.classList.toggle("stale", !quick);
   let ended = false;
+  if (!quick) showProgress({ text: "waiting for the answer" });
   try {
     showError("");
     await askLines("api/answer", { question, run_code: question.model }, running.signal, (line) => {
@@ -264,6 +265,7 @@ function arrange() {
   const two = state.b !== null;
   byName("panels").classList.toggle("two", two);
   byName("exports").parentElement.hidden = !current().answer;  // nothing to search, save or compare yet
+  byName("search").parentElement.hidden = state[state.side].kind === "uniform";  // whose stages have no modules
   byName("exports").hidden = Boolean(CHOICES.grid);  // a server writes these files
   byName("pin").setAttribute("aria-pressed", String(two));
   byName("pin").textContent = two ? "Show only this one" : "Compare with another";

@@ -1,6 +1,6 @@
 // Time against memory: every schedule is a point, and a click asks for it. The line joins those that no other beats.
 
-const PLOT = { width: 620, widest: 760, height: 300, left: 62, right: 14, top: 12, bottom: 42 };
+const PLOT = { width: 620, widest: 760, height: 300, left: 62, right: 14, top: 28, bottom: 42 };
 
 function bestOf(points) {
   const best = [];
@@ -31,7 +31,7 @@ function drawFrontier(box, points, { units, limit, chosen, choose }) {
   }
   for (const tick of xTicks) frame.append(svg("text", { x: x(tick), y: PLOT.height - PLOT.bottom + 18, "text-anchor": "middle" }, tickText(tick, units.memory, 3)));
   frame.append(svg("text", { x: PLOT.width - PLOT.right, y: PLOT.height - 4, "text-anchor": "end" }, `memory of the fullest device${units.memoryIs} →`));
-  frame.append(svg("text", { x: 0, y: PLOT.height - 4 }, `↑ step time${units.timeIs}`));
+  frame.append(svg("text", { x: 0, y: 12 }, `↑ step time${units.timeIs}`));
   if (limit !== null) {
     frame.append(svg("line", { x1: x(limit), x2: x(limit), y1: PLOT.top, y2: PLOT.height - PLOT.bottom, class: "limit" }));
   }
