@@ -12,11 +12,12 @@ import io
 import math
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 from attrs import frozen
-from panpipe.cli import main
+from panpipe.cli import COMMANDS, main
 
 from ..support.launch import forked_script, torchrun_script
 
@@ -130,6 +131,36 @@ def test_mesh_of_a_page_trains_or_is_planned(mesh, tmp_path, monkeypatch, capsys
     else:
         command = f"plan --model gpt2 --cluster {ranks // 8}x8xA100-80GB --mesh {mesh} --microbatches {ranks}"
         assert main(command.split()) == 0
+
+
+@pytest.mark.slow
+def test_mesh_of_three_dimensions_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    block = next(block for block in blocks(ROOT / "docs" / "planning.md") if block.how == "4 ranks")
+    code = block.code.replace('(2, 2), mesh_dim_names=("pp", "tp")', '(2, 2, 2), mesh_dim_names=("pp", "dp", "tp")')
+    code = code.replace('mesh="pp=2,tp=2"', 'mesh="pp=2,dp=2,tp=2"')  # of docs/works-with.md
+    before = Path(__file__).with_name("planning_on_ranks.py").read_text(encoding="utf-8")
+    Path("ranks.py").write_text(f"{before}\n{code}\nassert pipe.step(batch).isfinite()\n", encoding="utf-8")
+    assert "dp=2,tp=2" in code
+    forked_script(Path("ranks.py").resolve(), ranks=8)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_options_in_sentences_exist(page, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = PART.sub("", page.read_text(encoding="utf-8"))
+    for command, rest in re.findall(r"`panpipe ([a-z]+)([^`]*)`", text):
+        assert command in COMMANDS, f"{page.name} names panpipe {command}"
+        main([command, "--help"])
+        shown = capsys.readouterr().out
+        for option in re.findall(r"--[\w-]+", rest):
+            assert option in shown, f"{page.name} names {option} of panpipe {command}"
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([\w-]+)`", text)) <= targets
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(re.findall(r"`pip install '[\w.]+\[(\w+)\]'`", text)) <= set(extras)
+    for path in re.findall(r"`python ([\w/]+\.py)`", text):
+        assert path == "train.py" or (ROOT / path).exists(), f"{page.name} names {path}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
