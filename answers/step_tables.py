@@ -76,8 +76,12 @@ UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def print_memory(result: "SimulationResult", limits: Sequence[float] | None) -> None:
-    """Print each device's memory by kind at its own peak, including messages in flight, and its limit; ``limits`` is None
-    for a schedule of equal stages, which has no bytes."""
+    """Print each device's memory by kind at its own peak, including messages in flight, and its limit.
+
+    Args:
+        result: a simulated step.
+        limits: bytes that each device may use; None for a schedule of equal stages, which has no bytes.
+    """
     largest = max([*result.peak_memory_bytes, 1.0])
     scale, unit = next((scale, unit) for scale, unit in UNITS if largest >= scale)
     digits = 2 if scale > 1 else 0
