@@ -50,7 +50,7 @@ from .session import Session
 from .tensor_parallel.options import tensors_of
 from .trainer import Trainer
 from .training.agreement import InitialWeights, check_same, check_same_step, compare_initial_weights, model_in_words
-from .update.optimizers import describe_update
+from .update.trials import describe_update
 from .watch.activity import HERE
 from .weights import Weights, weights_from
 

@@ -130,7 +130,7 @@ class Checkpoints:
             if team.replica == 0:
                 parts = found if wait else self._state_copy.of(found)
         except Exception as error:
-            failure = error if isinstance(error, PanpipeError) else RequestError(f"no checkpoint: {in_a_line(error)}")
+            failure = error if isinstance(error, PanpipeError) else RequestError(cannot_write(path, error))
         team.agree(failure)
         hidden = team.decide(lambda: begin_save(path))
         writers = team.size // len(team.local)  # the processes of a replica
@@ -182,7 +182,6 @@ class Checkpoints:
         assert reader is not None
         try:
             reader.read_into(parts.tensors)
-            reader.refuse_changed()
             self.load(parts)
         except Exception as error:
             raise WorkerError(
@@ -325,6 +324,6 @@ def export_checkpoint(folder: str | Path, target: str | Path) -> None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
             state_dict_saver.save({ROOT: state}, checkpoint_id=target, no_dist=True)
     except OSError as error:
-        raise cannot_write(target, error) from None
+        raise RequestError(cannot_write(target, error)) from None
     except Exception as error:
         raise RequestError(f"'{target}' cannot be written: {in_a_line(error)[:300]}; give another folder") from None

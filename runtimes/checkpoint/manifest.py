@@ -1,14 +1,15 @@
-"""The manifest of a checkpoint: its files with their sizes and hashes. It is written last, and has its own hash.
+"""The manifest of a checkpoint: its files with their sizes and hashes, and all that is not a tensor.
 
-{"format": "panpipe.checkpoint/1", "xxh3_128": "…",        ◀── the hash of all bytes after this line
-"steps": 120, "files": {"tensors-00001-of-00002.safetensors": {"bytes": …, "xxh3_128": "…"}, …}}
+{"format": "panpipe.checkpoint/2", "xxh3_128": "…",        ◀── the hash of all bytes after this line
+"steps": 120, "files": {"tensors-00001-of-00002.safetensors": {"bytes": …, "xxh3_128": "…"}, …}, "items": {…}, …}
+
+It is written last.
 
 Files are written once, hashed while they are written, and synchronized to disk.
 """
 
 import contextlib
 import errno
-import json
 import os
 import re
 import secrets
@@ -16,18 +17,27 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 import xxhash
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import deep_mapping, ge, instance_of, lt
 
-from ...core.documents import check_format, from_json
+from ...core.documents import check_format
 from ...core.errors import RequestError, in_a_line
+from ...core.files.json_reader import check_values, values_in
+from ...core.files.limits import Limits
+from ...core.plain_data import decode, encode
 from ...core.wording import first_of
 from ..watch.activity import HERE
 
 _PIECE_BYTES = 8 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HIDDEN = ".partial-"
+
+
+_COUNT = [instance_of(int), ge(0), lt(1 << 63)]
 
 
 @frozen
@@ -39,8 +49,8 @@ class FileRecord:
         xxh3_128: the XXH3 hash of its bytes, 128 bits in hexadecimal digits.
     """
 
-    bytes: int
-    xxh3_128: str
+    bytes: int = field(validator=_COUNT)
+    xxh3_128: str = field(validator=instance_of(str))
 
 
 def write_durable(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
@@ -148,35 +158,44 @@ def shortened(name: str) -> str:
     return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
-def cannot_write(path: Path, error: OSError) -> RequestError:
-    """The error for a checkpoint that cannot be written, in one line."""
+def cannot_write(path: Path, error: Exception) -> str:
+    """Why a checkpoint cannot be written, in one line."""
+    if not isinstance(error, OSError):
+        return str(error) if isinstance(error, RequestError) else f"no checkpoint '{path}': {in_a_line(error)}"
     if error.errno in _FULL:
-        return RequestError(
+        return (
             f"no space left on the disk of '{path.parent}' for the checkpoint '{path.name}': nothing of it is kept "
             "and earlier checkpoints are unchanged; free some space, or give another folder"
         )
     if error.errno == errno.EFBIG:
-        return RequestError(
+        return (
             f"the checkpoint '{path}' cannot be written: one of its files is larger than this process or the disk "
             "allows; earlier checkpoints are unchanged; raise the limit (ulimit -f), or give another folder"
         )
-    return RequestError(
+    return (
         f"the checkpoint '{path}' cannot be written: {error.strerror or error}; give a folder that every rank reads "
         "and writes"
     )
 
 
 MANIFEST_NAME = "manifest.json"
-FORMAT = "panpipe.checkpoint/1"
-_FILE = re.compile(r"(tensors-\d{5}-of-\d{5}\.safetensors|items-\d{5}-of-\d{5}\.json)")
+FORMAT = "panpipe.checkpoint/2"
+LIMITS = Limits(size=1 << 30, depth=100, values=8_000_000)
+"""Limits of a manifest; 100,000 parameters with 20 options each have some 100 MB and 3 million values."""
+_FILE = re.compile(r"tensors-\d{5}-of-\d{5}\.safetensors")
 _HEAD = re.compile(rb'\{"format": "([ -!#-\[\]-~]{1,100})", "xxh3_128": "([0-9a-f]{32})",\n')
-_MOST_BYTES = 64 << 20
-"""Most bytes of a manifest; a process has two files, of 120 bytes each."""
 _ANOTHER = "resume from another checkpoint"
 _INCOMPLETE = f"the checkpoint is incomplete; copy it again, or {_ANOTHER}"
-_FOREIGN = f"it was not written by panpipe; {_ANOTHER}"
+FOREIGN = f"it was not written by panpipe; {_ANOTHER}"
 DCP_METADATA = ".metadata"
 """The file of a checkpoint of ``torch.distributed.checkpoint`` that is read first; a pickle."""
+
+
+def _records(given: Any) -> dict[str, FileRecord]:
+    odd = next((name for name in given if _FILE.fullmatch(name) is None), None)
+    if odd is not None:
+        raise ValueError(f"{odd[:100]!r} is not a file of a checkpoint")
+    return {name: FileRecord(**record) for name, record in given.items()}
 
 
 @frozen
@@ -187,30 +206,51 @@ class Manifest:
         xxh3_128: the hash of the manifest; it identifies the checkpoint.
         steps: of training.
         files: name → size and hash.
+        items: all parts of the state that are no tensors: plain data.
+        stored_as_bytes: tensor whose dtype safetensors does not have → its dtype.
     """
 
     xxh3_128: str
-    steps: int
-    files: dict[str, FileRecord]
+    steps: int = field(validator=_COUNT)
+    files: dict[str, FileRecord] = field(converter=_records)
+    items: dict[str, Any] = field(validator=instance_of(dict))
+    stored_as_bytes: dict[str, torch.dtype] = field(validator=deep_mapping(instance_of(str), instance_of(torch.dtype)))
 
 
-def manifest_bytes(steps: int, files: Mapping[str, FileRecord]) -> bytes:
-    """The bytes of a manifest."""
+def manifest_bytes(
+    steps: int,
+    files: Mapping[str, FileRecord],
+    items: Mapping[str, Any],
+    stored_as_bytes: Mapping[str, torch.dtype] | None = None,
+) -> bytes:
+    """The bytes of a manifest.
+
+    Raises:
+        RequestError: an item is no plain data, or they are too many.
+    """
     kept = {name: {"bytes": one.bytes, "xxh3_128": one.xxh3_128} for name, one in sorted(files.items())}
-    text = json.dumps({"steps": steps, "files": kept}, indent=1).removeprefix("{").lstrip().encode() + b"\n"
-    digest = xxhash.xxh3_128_hexdigest(text)
-    return f'{{"format": "{FORMAT}", "xxh3_128": "{digest}",\n'.encode() + text
+    document = {"steps": steps, "files": kept, "items": items, "stored_as_bytes": stored_as_bytes or {}}
+    try:
+        text = encode(document, objects=False)[1:] + b"\n"
+    except TypeError as error:
+        raise RequestError(f"a checkpoint can store only plain data, and {str(error).removeprefix('items.')}") from None
+    if len(text) > LIMITS.size or values_in(text) > LIMITS.values:
+        raise RequestError(
+            f"the options of the optimizer and of the scheduler have more than {LIMITS.values} values or "
+            f"{LIMITS.size >> 20} MiB, which no checkpoint can store: use fewer"
+        )
+    return f'{{"format": "{FORMAT}", "xxh3_128": "{xxhash.xxh3_128_hexdigest(text)}",\n'.encode() + text
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint. Only its own hash is checked: see `check_files` for those of the files.
+    """The manifest of a checkpoint. Of hashes only its own is checked.
 
     Raises:
         RequestError: there is none, it is damaged, or it is of another format.
     """
     path = folder / MANIFEST_NAME
     try:
-        data = read_regular(path, _MOST_BYTES)
+        data = read_regular(path, LIMITS.size)
     except (FileNotFoundError, NotADirectoryError):
         raise RequestError(none_there(folder)) from None
     except OSError as error:
@@ -223,19 +263,13 @@ def read_manifest(folder: Path) -> Manifest:
     if head is None or xxhash.xxh3_128_hexdigest(memoryview(data)[head.end() :]) != head[2].decode():
         raise RequestError(f"'{path}' is damaged: its hash differs; {_ANOTHER}")
     try:
-        found = from_json(data.decode(), FORMAT, Manifest, f"'{path}'")
-    except ValueError as error:  # of numbers with thousands of digits, and of bytes that are no text
-        raise RequestError(f"'{path}' is not a manifest ({in_a_line(error)}): {_FOREIGN}") from None
-    odd = next((name for name in found.files if _FILE.fullmatch(name) is None), None)
-    if odd is not None:
-        raise RequestError(
-            f"'{path}' names {odd[:100]!r}, which is not a file of a checkpoint: it was not written by panpipe"
-        )
-    if any(not 0 <= one.bytes < 1 << 63 for one in found.files.values()) or not 0 <= found.steps < 1 << 63:
-        raise RequestError(
-            f"'{path}' has sizes or steps that are negative or beyond 2⁶³: it was not written by panpipe"
-        )
-    return found
+        text = "{" + data[head.end() :].decode()
+        check_values(text, f"'{path}'", LIMITS)
+        return Manifest(head[2].decode(), **decode(text, objects=False))
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(f"'{path}' is not a manifest ({in_a_line(error)[:300]}): {FOREIGN}") from None
 
 
 def none_there(folder: Path) -> str:
@@ -280,11 +314,12 @@ def check_listing(folder: Path, manifest: Manifest) -> None:
                 )
 
 
-def check_file(folder: Path, name: str, wanted: FileRecord, found: FileRecord) -> None:
-    """Refuse a file that was changed since it was written.
+def check_file(folder: Path, name: str, wanted: FileRecord) -> None:
+    """Compare a file with its hash.
 
     Raises:
-        RequestError: the message names it.
+        OSError: it cannot be read.
+        RequestError: it was changed since it was written.
     """
-    if found != wanted:
+    if read_record(folder / name) != wanted:
         raise RequestError(f"'{folder / name}' was changed since it was written: its hash differs; {_ANOTHER}")

@@ -9,7 +9,6 @@ resume over another number of them; ``state_dict`` and ``load_state_dict`` do th
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
@@ -18,20 +17,13 @@ from torch import Tensor
 from ...core.errors import PanpipeError, RequestError, in_a_line
 from ..launch.rank_tensors import RankTensors, Split
 from ..weights.checkpoint import DTYPES, TensorFile
-from .manifest import Manifest, check_file, check_listing, read_manifest, read_record
-from .state_parts import Parts, read_items
-
-_MOST_DIMENSIONS = 64
+from .manifest import FOREIGN, Manifest, check_file, check_listing, read_manifest
+from .state_parts import Parts
 
 
 @frozen
 class StoredTensor:
-    """A tensor in a checkpoint.
-
-    Args:
-        shape, dtype: of the tensor.
-        file: that has its values.
-    """
+    """A tensor in a checkpoint, and the file that has its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -43,8 +35,7 @@ class CheckpointReader:
     """A checkpoint whose parts are known by name; `check` has to come before `read_into`.
 
     Attributes:
-        manifest: its files.
-        tensors, items: its parts by name.
+        tensors: by name; all other parts are the items of the manifest.
 
     Raises:
         RequestError: it is not whole, or was not written by panpipe. The message names the file.
@@ -53,28 +44,22 @@ class CheckpointReader:
     folder: Path
     manifest: Manifest = field(init=False)
     tensors: dict[str, StoredTensor] = field(factory=dict, init=False)
-    items: dict[str, Any] = field(factory=dict, init=False)
-    _checked: dict[str, tuple[int, ...]] = field(factory=dict, init=False)
+    _checked: set[str] = field(factory=set, init=False)
     _splits: dict[str, tuple[Split, StoredTensor]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.manifest = read_manifest(self.folder)
         with self._named():
             check_listing(self.folder, self.manifest)
-        others: dict[str, torch.dtype] = {}
         for name in self.manifest.files:
-            if name.startswith("items-"):
-                self.check([name])  # its bytes are parsed
-                with self._named(name):
-                    items, dtypes = read_items(self.folder / name)
-                self._refuse_twice(name, self.items, items)
-                self.items |= items
-                others |= dtypes
-        for name in self.manifest.files:
-            if name.startswith("tensors-"):
-                found = self._tensors_in(name, others)
-                self._refuse_twice(name, {**self.items, **self.tensors}, found)
-                self.tensors |= found
+            with self._named(name):
+                found = self._tensors_in(name)
+            twice = next((each for each in found if each in self.tensors or each in self.manifest.items), None)
+            if twice is not None:
+                raise RequestError(
+                    f"'{self.folder / name}' has '{twice[:100]}', which another file or the manifest has: {FOREIGN}"
+                )
+            self.tensors |= found
 
     def files_of(self, tensors: Collection[str]) -> list[str]:
         """The files that have these tensors."""
@@ -89,32 +74,11 @@ class CheckpointReader:
         for name in files:
             if name not in self._checked:
                 with self._named(name):
-                    before = self._version(name)
-                    found = read_record(self.folder / name)
-                check_file(self.folder, name, self.manifest.files[name], found)
-                self._checked[name] = before
-
-    def refuse_changed(self) -> None:
-        """Refuse files that were written since they were checked.
-
-        Raises:
-            RequestError: the message names the first one.
-        """
-        for name, before in self._checked.items():
-            with self._named(name):
-                if self._version(name) != before:
-                    raise RequestError(f"'{self.folder / name}' was written while it was read: {_FOREIGN}")
-
-    def _version(self, name: str) -> tuple[int, ...]:
-        found = (self.folder / name).lstat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
+                    check_file(self.folder, name, self.manifest.files[name])
+                self._checked.add(name)
 
     def narrow(self, own: Mapping[str, Tensor], ranks: RankTensors) -> None:
-        """Read this rank's parts of tensors from now on.
-
-        Args:
-            own: this rank's tensors, by name in the checkpoint.
-        """
+        """Read this rank's parts of tensors from now on."""
         for name, tensor in own.items():
             split, stored = split_of(name, tensor, ranks), self.tensors.get(name)
             part = None if split is None or stored is None else split.part_shape(stored.shape)
@@ -122,11 +86,7 @@ class CheckpointReader:
                 self._splits[name], self.tensors[name] = (split, stored), evolve(stored, shape=part)
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite tensors of the same shapes and dtypes with those of the checkpoint.
-
-        Args:
-            tensors: by name in the checkpoint.
-        """
+        """Overwrite tensors of the same shapes and dtypes with those of the checkpoint."""
         with torch.no_grad():
             for name in sorted(tensors, key=self._place):
                 if name in self._splits:
@@ -151,36 +111,30 @@ class CheckpointReader:
         self.check(self.manifest.files)
         tensors = {name: torch.empty(kept.shape, dtype=kept.dtype) for name, kept in self.tensors.items()}
         self.read_into(tensors)
-        return Parts(tensors, self.items)
+        return Parts(tensors, self.manifest.items)
 
     def _place(self, name: str) -> tuple[str, int]:
         file = self.tensors[name].file
         return file.path.name, file.entries[name].start
 
-    def _tensors_in(self, name: str, others: Mapping[str, torch.dtype]) -> dict[str, StoredTensor]:
-        with self._named(name):
-            try:
-                file = TensorFile(self.folder / name)
-            except RequestError:
-                self.check([name])  # a file that was changed is refused with its hash
-                raise
-            found = {}
-            for tensor, entry in file.entries.items():
-                shape, dtype = entry.shape, DTYPES.get(entry.dtype)
-                if tensor in others:
-                    dtype, (*shape_of, size) = others[tensor], shape or (0,)
-                    if entry.dtype != "U8" or size != dtype.itemsize:
-                        raise ValueError(f"'{tensor[:100]}' does not have the bytes of {dtype}")
-                    shape = tuple(shape_of)
-                if dtype is None or len(shape) > _MOST_DIMENSIONS or any(size >= 1 << 63 for size in shape):
-                    raise ValueError(f"'{tensor[:100]}' is not a tensor of a checkpoint")
-                found[tensor] = StoredTensor(shape, dtype, file)
-            return found
-
-    def _refuse_twice(self, file: str, known: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        twice = next((name for name in found if name in known), None)
-        if twice is not None:
-            raise RequestError(f"'{self.folder / file}' has '{twice[:100]}', which another file has: {_FOREIGN}")
+    def _tensors_in(self, name: str) -> dict[str, StoredTensor]:
+        try:
+            file = TensorFile(self.folder / name)
+        except RequestError:
+            self.check([name])  # a file that was changed is refused with its hash
+            raise
+        found = {}
+        for tensor, entry in file.entries.items():
+            shape, dtype = entry.shape, DTYPES.get(entry.dtype)
+            if tensor in self.manifest.stored_as_bytes:
+                dtype, (*shape_of, size) = self.manifest.stored_as_bytes[tensor], shape or (0,)
+                if entry.dtype != "U8" or size != dtype.itemsize:
+                    raise ValueError(f"'{tensor[:100]}' does not have the bytes of {dtype}")
+                shape = tuple(shape_of)
+            if dtype is None or any(size >= 1 << 63 for size in shape):
+                raise ValueError(f"'{tensor[:100]}' is not a tensor of a checkpoint")
+            found[tensor] = StoredTensor(shape, dtype, file)
+        return found
 
     @contextmanager
     def _named(self, name: str = "") -> Iterator[None]:
@@ -195,10 +149,7 @@ class CheckpointReader:
                 f"cannot read '{path}': {error.strerror}; every rank must be able to read the checkpoint"
             ) from None
         except Exception as error:
-            raise RequestError(f"'{path}' cannot be read ({in_a_line(error)[:300]}): {_FOREIGN}") from None
-
-
-_FOREIGN = "it was not written by panpipe; resume from another checkpoint"
+            raise RequestError(f"'{path}' cannot be read ({in_a_line(error)[:300]}): {FOREIGN}") from None
 
 
 def split_of(name: str, tensor: Tensor, ranks: RankTensors) -> Split | None:

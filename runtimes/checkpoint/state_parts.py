@@ -1,4 +1,4 @@
-"""The nested state of training as named parts: tensors for a safetensors file, and items for a JSON file.
+"""The nested state of training as named parts: tensors for safetensors files, and items for the manifest.
 
     {"model": {"w": tensor}, "progress": {"steps": 3}}   ──▶   tensors  model.w           items  progress.steps
 
@@ -11,21 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor
 
 from ...core.errors import RequestError
-from ...core.files.json_reader import check_values, values_in
-from ...core.files.limits import Limits
-from ...core.plain_data import decode, encode
 from ..flat_bytes import flat_bytes
 from ..weights.checkpoint import DTYPES, file_head, file_pieces
-from .manifest import FileRecord, read_regular, write_durable
-
-_STORED = frozenset(DTYPES.values())
-ITEMS = Limits(size=1 << 30)
-"""Limits of a file of items; 100,000 parameters with 20 options each have some 100 MB and 3 million values."""
-
+from .manifest import FileRecord, write_durable
 
 _SECTIONS = ("model", "optimizer", "stepped", "progress")
 
@@ -114,97 +106,27 @@ def state_of(parts: Parts) -> dict[str, Any]:
     return found
 
 
-@frozen
-class PartNames:
-    """The names of the two files of one process.
-
-    Args:
-        number: of the process, from 1.
-        count: how many there are.
-    """
-
-    number: int
-    count: int
-
-    @property
-    def tensors(self) -> str:
-        """The safetensors file."""
-        return f"tensors-{self.number:05d}-of-{self.count:05d}.safetensors"
-
-    @property
-    def items(self) -> str:
-        """The JSON file."""
-        return f"items-{self.number:05d}-of-{self.count:05d}.json"
-
-
-def write_parts(folder: Path, names: PartNames, parts: Parts) -> dict[str, FileRecord]:
-    """Write the two files of one process.
+def write_tensor_file(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileRecord, dict[str, torch.dtype]]:
+    """Write the tensors of one process.
 
     Returns:
-        File → its size and hash.
+        The file's size and hash, and the dtypes of tensors that are stored as bytes.
 
     Raises:
-        OSError: a file cannot be written.
-        RequestError: a part cannot be stored.
+        OSError: the file cannot be written.
+        RequestError: a tensor cannot be stored.
     """
-    others = {name: tensor.dtype for name, tensor in parts.tensors.items() if tensor.dtype not in _STORED}
-    tensors = {name: _stored(name, tensor) for name, tensor in parts.tensors.items()}
-    text = items_text(parts.items, others)
-    return {
-        names.tensors: write_durable(folder / names.tensors, chain([file_head(tensors)], file_pieces(tensors))),
-        names.items: write_durable(folder / names.items, [text]),
-    }
+    others = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES.values()}
+    stored = {name: _stored(name, tensor, name in others) for name, tensor in tensors.items()}
+    return write_durable(path, chain([file_head(stored)], file_pieces(stored))), others
 
 
-def items_text(items: Mapping[str, Any], others: Mapping[str, torch.dtype]) -> bytes:
-    """The contents of a file of items.
-
-    Args:
-        items: by name.
-        others: tensor that is stored as bytes → its dtype.
-
-    Raises:
-        RequestError: an item is no plain data.
-    """
-    try:
-        text = encode({"items": items, "stored_as_bytes": others}, objects=False)
-    except TypeError as error:
-        raise RequestError(f"a checkpoint can store only plain data, and {str(error).removeprefix('items.')}") from None
-    if len(text) > ITEMS.size or values_in(text) > ITEMS.values:
-        raise RequestError(
-            f"the options of the optimizer and of the scheduler have more than {ITEMS.values} values or "
-            f"{ITEMS.size >> 20} MiB, which no checkpoint can store: use fewer"
-        )
-    return text
-
-
-def read_items(path: Path) -> tuple[dict[str, Any], dict[str, torch.dtype]]:
-    """The items of a file, and the dtypes of tensors that are stored as bytes.
-
-    Raises:
-        OSError: it cannot be read.
-        RequestError: it has too many values.
-        ValueError: it is not such a file, or is nested too deep.
-    """
-    text = read_regular(path, ITEMS.size).decode()
-    check_values(text, f"'{path}'", ITEMS)
-    kept = decode(text, objects=False)
-    if not isinstance(kept, dict) or set(kept) != {"items", "stored_as_bytes"}:
-        raise ValueError("it does not have the items of a checkpoint")
-    items, others = kept["items"], kept["stored_as_bytes"]
-    if not isinstance(items, dict) or not isinstance(others, dict):
-        raise ValueError("it does not have the items of a checkpoint")
-    if not all(isinstance(dtype, torch.dtype) for dtype in others.values()):
-        raise ValueError("it does not have the dtypes of tensors")
-    return items, others
-
-
-def _stored(name: str, tensor: Tensor) -> Tensor:
+def _stored(name: str, tensor: Tensor, as_bytes: bool) -> Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise RequestError(
             f"'{name}' is a {tensor.layout} tensor: a checkpoint can store only dense tensors; convert it"
         )
-    if tensor.dtype in _STORED:
+    if not as_bytes:
         return tensor
     flat = flat_bytes(tensor.detach().resolve_conj().resolve_neg())
     return flat.reshape(*tensor.shape, tensor.dtype.itemsize)

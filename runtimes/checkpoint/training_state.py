@@ -16,11 +16,13 @@ Whether a checkpoint fits a pipeline is checked before anything of the pipeline 
 """
 
 import copy
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
-from attrs import define
+from attrs import NOTHING, define
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
@@ -61,11 +63,7 @@ class TrainingState:
     averages: Sequence[WeightAverage] = ()
 
     def read(self, counts: Mapping[str, Any]) -> Parts:
-        """The state by name; tensors are not copied.
-
-        Args:
-            counts: the pipeline's counters.
-        """
+        """The state by name, with the pipeline's counters; tensors are not copied."""
         found = Parts()
         found.add("model", self._tensors())
         for state in reversed([*self.states.values()]):  # of a tied weight the first stage's
@@ -159,24 +157,26 @@ class TrainingState:
                         "written without; call panpipe.weights.ema(pipe) after pipe.resume(), or resume from one "
                         "written with it"
                     )
-        if self.scaler is not None:
-            _check_there(listing, "scaler")
+        for kind, own in (("scaler", self.scaler), ("scheduler", self._scheduler)):
+            if own is not None and kind not in listing:
+                raise RequestError(
+                    f"the checkpoint has no state of a {kind}, and the pipeline has one: leave {kind}= out, or resume "
+                    "from a checkpoint that was written with it"
+                )
         if self._optimizer_name is not None:
             self._check_optimizer(listing)
 
     def _check_optimizer(self, listing: Listing) -> None:
-        named = [state.named_state for state in self.states.values() if state.named_state is not None]
-        stepped = {name for each in named for name in each.names}  # some may be frozen since
-        there = _by_parameter(listing, stepped.union(*(state.trained for state in self.states.values())))
-        if not there:
+        names = sorted(name for name in listing if name.startswith("optimizer."))
+        if not names:
             raise RequestError(
                 "the checkpoint has no state of an optimizer, and the pipeline has an optimizer: resume from one that "
                 "was written with it, or load only its weights, by Run(weights=)"
             )
         for state in self.states.values():
             for name, kept in ({} if state.named_state is None else state.named_state.kept).items():
-                found = there.get(name)
-                if found is None:
+                found = _below(f"optimizer.state.{name}.", names)
+                if not found and not _below(f"optimizer.param_groups.{name}.", names):
                     raise RequestError(
                         f"the checkpoint's optimizer does not step '{name}' and the pipeline's does: freeze it, or "
                         "load only the checkpoint's weights, by Run(weights=)"
@@ -186,8 +186,6 @@ class TrainingState:
                         f"the checkpoint has {_listed(found)} of '{name}' and the pipeline's optimizer keeps "
                         f"{_listed(kept)}: it is of another optimizer; {_OTHER_OPTIMIZER}"
                     )
-        if self._scheduler is not None:
-            _check_there(listing, "scheduler")
 
     def _check_classes(self, items: Mapping[str, Any]) -> None:
         """Refuse the state of another optimizer or scheduler class: different classes may have equal keys."""
@@ -218,15 +216,6 @@ class TrainingState:
         return {name: tensor.detach() for name, tensor in savable(self.model).items()}
 
 
-def _check_there(listing: Listing, kind: str) -> None:
-    """Refuse a checkpoint without the state of the pipeline's scaler or scheduler."""
-    if kind not in listing:
-        raise RequestError(
-            f"the checkpoint has no state of a {kind}, and the pipeline has one: leave {kind}= out, or resume from a "
-            "checkpoint that was written with it"
-        )
-
-
 def _resume_scheduler(state: StageState, items: Mapping[str, Any]) -> None:
     if state.scheduler is None:
         return
@@ -242,20 +231,10 @@ def _put(value: Tensor, tensor: Tensor) -> None:
         tensor.copy_(value)
 
 
-def _by_parameter(listing: Listing, names: set[str]) -> dict[str, set[str]]:
-    """Parameter → the keys of its optimizer state in the checkpoint; empty for one that has only options."""
-    found: dict[str, set[str]] = {}
-    for key in listing:
-        section, _, rest = key.removeprefix("optimizer.").partition(".")
-        if not key.startswith("optimizer.") or section not in ("state", "param_groups"):
-            continue
-        parts = rest.split(".")
-        end = next((i for i in range(len(parts) - 1, 0, -1) if ".".join(parts[:i]) in names), None)
-        if end is not None:
-            kept = found.setdefault(".".join(parts[:end]), set())
-            if section == "state":
-                kept.add(".".join(parts[end:]))
-    return found
+def _below(prefix: str, names: Sequence[str]) -> set[str]:
+    """What follows a prefix in sorted names."""
+    found = takewhile(lambda name: name.startswith(prefix), names[bisect_left(names, prefix) :])
+    return {name.removeprefix(prefix) for name in found}
 
 
 def _listed(keys: set[str]) -> str:
@@ -265,46 +244,35 @@ def _listed(keys: set[str]) -> str:
 def fitted(own: Parts, reader: CheckpointReader, training: TrainingState) -> Parts:
     """The parts that a pipeline loads: its own tensors, which are to be overwritten, and the checkpoint's items.
 
-    Args:
-        training: the pipeline's state.
-
     Raises:
         RequestError: the checkpoint is of another model, optimizer or scheduler, or was not written by panpipe.
     """
+    there = reader.manifest.items
     for name in ("scheduler", "scaler"):
-        if name in reader.items:
-            _check_class_and_state(name, reader.items[name])
-    training.check({name: kept.shape for name, kept in reader.tensors.items()}, reader.items)
+        if name in there and not (
+            isinstance(there[name], tuple) and [type(each) for each in there[name]] == [str, dict]
+        ):
+            raise _refusal(name, "a class name and a state", there[name])
+    training.check({name: kept.shape for name, kept in reader.tensors.items()}, there)
     for name, tensor in own.tensors.items():
-        kept = reader.tensors.get(name)
-        if kept is None:
-            raise RequestError(f"the checkpoint has no tensor '{name}', which the pipeline has: {_OTHER}")
-        if (kept.shape, kept.dtype) != (tuple(tensor.shape), tensor.dtype):
-            raise RequestError(
-                f"'{name}' is {_text(kept.shape, kept.dtype)} in the checkpoint and "
-                f"{_text(tensor.shape, tensor.dtype)} in the pipeline: {_OTHER}"
-            )
+        kept, mine = reader.tensors.get(name), _text(tensor.shape, tensor.dtype)
+        found = "not" if kept is None else _text(kept.shape, kept.dtype)
+        if found != mine:
+            raise RequestError(f"'{name}' is {found} in the checkpoint and {mine} in the pipeline: {_OTHER}")
     items = {}
     for name, item in own.items.items():
-        if name not in reader.items:
-            raise RequestError(f"the checkpoint has no '{name}', which the pipeline has: {_OTHER}")
-        found = items[name] = reader.items[name]
-        check_item(name, item, found)
-        if isinstance(item, Tensor):
-            items[name] = found.to(item.device)
+        check_item(name, item, there.get(name, NOTHING))
+        items[name] = there[name].to(item.device) if isinstance(item, Tensor) else there[name]
     parts = Parts(own.tensors, items)
     training.packed(parts)
     return parts
 
 
-_OTHER = "resume with the model and arguments that it was written with"
+_OTHER = "resume with the model, arguments and versions that it was written with"
 
 
 def _text(shape: object, dtype: object) -> str:
     return f"{dtype} of shape {tuple(shape)}"  # type: ignore[arg-type]
-
-
-_COUNTS = ("progress.steps", "progress.updates", "progress.evaluations")
 
 
 def check_item(name: str, own: Any, found: Any) -> None:
@@ -313,61 +281,35 @@ def check_item(name: str, own: Any, found: Any) -> None:
     Raises:
         RequestError: it is of another kind, or a number is out of range.
     """
-    counted = name in _COUNTS or (name.startswith("ema.") and name.endswith(".updates"))
-    if counted and (type(found) is not int or not 0 <= found < 1 << 63):
-        raise _refusal(name, "a number of steps from 0 to 2⁶³", found)
-    if name == "progress.seed" and (type(found) is not int or not -(1 << 64) < found < 1 << 64):
-        raise _refusal(name, "a seed of 64 bits", found)
-    if name in ("scheduler", "scaler"):
-        _check_class_and_state(name, found)
-    _check(name, own, found)
+    if isinstance(own, Mapping) and isinstance(found, Mapping) and all(isinstance(key, str) for key in own):
+        for key in {**own, **found}:
+            check_item(f"{name}.{str(key)[:100]}", own.get(key, NOTHING), found.get(key, NOTHING))
+    elif isinstance(own, list | tuple) and isinstance(found, list | tuple) and len(own) == len(found):
+        for place, pair in enumerate(zip(own, found, strict=True)):
+            check_item(f"{name}[{place}]", *pair)
+    elif name == "progress.seed" or (name.startswith(("progress.", "ema.")) and name.endswith(_COUNTS)):
+        least = -(1 << 63) if name == "progress.seed" else 0
+        if type(found) is not int or not least <= found < 1 << 63:
+            raise _refusal(name, f"a number of steps or a seed, from {least}, below 2⁶³", found)
+    elif own is NOTHING or isinstance(own, list | tuple) or not _is_like(own, found):
+        wanted = _text(own.shape, own.dtype) if isinstance(own, Tensor) else short(own)
+        raise _refusal(name, f"as in the pipeline, {wanted}", found)
 
 
-def _check_class_and_state(name: str, found: Any) -> None:
-    """Refuse what is not a class name with a state: the items of schedulers and scalers."""
-    if not (isinstance(found, tuple) and [type(each) for each in found] == [str, dict]):
-        raise _refusal(name, "a class name and a state", found)
+_COUNTS = (".steps", ".updates", ".evaluations")
 
 
-def _check(name: str, own: Any, found: Any) -> None:
-    by_name = isinstance(own, Mapping) and all(isinstance(key, str) for key in own)
-    if _is_number(own):
-        wanted, right = "a number of 64 bits", _is_number(found)
-    elif own is None:
-        wanted, right = "a plain value", found is None or _is_number(found) or isinstance(found, bool | str)
-    elif isinstance(own, bool):
-        wanted, right = "true or false", found is None or isinstance(found, bool)
-    elif isinstance(own, Tensor):
-        wanted = f"a tensor, {_text(own.shape, own.dtype)}"
-        right = isinstance(found, Tensor) and (own.shape, own.dtype) == (found.shape, found.dtype)
-    elif isinstance(own, list | tuple):
-        wanted, right = f"a list of {len(own)}", isinstance(found, list | tuple) and len(found) == len(own)
-    elif by_name:
-        wanted, right = "a dict", isinstance(found, Mapping)
-    elif isinstance(own, Mapping):  # such as the milestones of MultiStepLR
-        wanted = "a dict of numbers"
-        right = isinstance(found, Mapping) and all(map(_is_number, (*found.keys(), *found.values())))
-    else:
-        wanted, right = f"a {type(own).__name__}", type(found) is type(own)
-    if not right:
-        raise _refusal(name, wanted, found)
-    if by_name:
-        _check_keys(name, own, found)
-    elif isinstance(own, list | tuple):
-        for place, (mine, there) in enumerate(zip(own, found, strict=True)):
-            _check(f"{name}[{place}]", mine, there)
-
-
-def _check_keys(name: str, own: Mapping[str, Any], found: Mapping[Any, Any]) -> None:
-    other = next((key for key in (*own, *found) if (key in own) != (key in found)), None)
-    if other is not None:
-        side = "the checkpoint lacks" if other in own else "the pipeline lacks"
-        raise RequestError(
-            f"'{name}' of the checkpoint is of another version or kind: {side} {str(other)[:100]!r}; resume with the "
-            "versions and arguments that it was written with"
-        )
-    for key, mine in own.items():
-        _check(f"{name}.{key}", mine, found[key])
+def _is_like(own: Any, found: Any) -> bool:
+    """Whether a value that is no collection of values by name is of the same kind."""
+    if own is None:
+        return found is None or _is_number(found) or isinstance(found, bool | str)
+    if isinstance(own, bool):
+        return found is None or isinstance(found, bool)
+    if isinstance(own, Tensor):
+        return isinstance(found, Tensor) and (own.shape, own.dtype) == (found.shape, found.dtype)
+    if isinstance(own, Mapping):  # such as the milestones of MultiStepLR
+        return isinstance(found, Mapping) and all(map(_is_number, (*found.keys(), *found.values())))
+    return _is_number(found) if _is_number(own) else type(found) is type(own)
 
 
 def _is_number(value: Any) -> bool:
@@ -376,7 +318,4 @@ def _is_number(value: Any) -> bool:
 
 def _refusal(name: str, wanted: str, found: Any) -> RequestError:
     there = _text(found.shape, found.dtype) if isinstance(found, Tensor) else short(found)
-    return RequestError(
-        f"'{name[:200]}' is {there} in the checkpoint and must be {wanted}: it was written by another pipeline; "
-        "resume with the arguments that it was written with"
-    )
+    return RequestError(f"'{name[:200]}' is {there} in the checkpoint and must be {wanted}: {_OTHER}")

@@ -1,7 +1,7 @@
 """Writing a checkpoint: each process writes its files into a hidden folder, which the first process then renames.
 
-    rank 0   hidden folder ─┬─ tensors, items ─┬─ manifest ── rename ── older ones removed (keep=)
-    rank 1                  └─ tensors, items ─┘
+    rank 0   hidden folder ─┬─ tensors ─┬─ manifest ── rename ── older ones removed (keep=)
+    rank 1                  └─ tensors ─┘
 
 A process that is killed at any time leaves earlier checkpoints as they were, and a hidden folder, which the next
 checkpoint removes whose name differs in the number alone.
@@ -11,13 +11,13 @@ A folder has several checkpoints, one folder each, such as ``checkpoints/step-12
 
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from ...core.errors import RequestError, in_a_line, refuse_other_kinds
+from ...core.errors import RequestError, refuse_other_kinds
 from ..launch.team import Exchange
 from .manifest import (
     DCP_METADATA,
@@ -36,14 +36,11 @@ from .manifest import (
     write_durable,
 )
 from .reading import CheckpointReader
-from .state_parts import PartNames, Parts, write_parts
+from .state_parts import Parts, write_tensor_file
 
 
 def begin_save(folder: Path) -> str:
     """Create the hidden folder of a new checkpoint; the first process calls this.
-
-    Args:
-        folder: of the checkpoint; absolute.
 
     Returns:
         The hidden folder's name; it is next to ``folder``.
@@ -65,7 +62,7 @@ def begin_save(folder: Path) -> str:
         remove_left_over(folder)
         return hidden_folder(folder).name
     except OSError as error:
-        raise cannot_write(folder, error) from None
+        raise RequestError(cannot_write(folder, error)) from None
 
 
 @frozen
@@ -73,10 +70,8 @@ class Save:
     """The writing of one checkpoint, by all processes together.
 
     Args:
-        folder: of the checkpoint; absolute.
         hidden: the name of the folder that it is written into.
         parts: of this process; those that an earlier process has are left out.
-        steps: of training.
         keep: the number of checkpoints to keep; None keeps all.
         writers: how many processes write: those of the first replica.
     """
@@ -97,7 +92,7 @@ class Save:
         written = exchange.gather(self._written(exchange.gather(self.parts.names), exchange.number))
         failure = next((each for each in written if isinstance(each, str)), None)
         if exchange.number == 0:
-            failure = failure or self._finish({name: record for records in written for name, record in records.items()})
+            failure = failure or self._finish([each for each in written if each])
             shutil.rmtree(self._hidden, ignore_errors=True)
         failure = exchange.gather(failure)[0]
         if failure is not None:
@@ -107,37 +102,39 @@ class Save:
     def _hidden(self) -> Path:
         return self.folder.with_name(self.hidden)
 
-    def _written(self, names: Sequence[list[str]], number: int) -> dict[str, list[Any]] | str:
-        """The files of this process with their sizes and hashes, or the reason why they cannot be written."""
+    def _written(self, names: Sequence[list[str]], number: int) -> list[Any] | str:
+        """What this process writes: the name of its file, its size and hash, items, and dtypes that are stored as
+        bytes; empty for nothing. Or the reason why it cannot be written."""
         if number >= self.writers:
-            return {}
+            return []
         others = {name for earlier in names[:number] for name in earlier}
         mine = self.parts.only(name for name in self.parts.names if name not in others)
+        file = f"tensors-{number + 1:05d}-of-{self.writers:05d}.safetensors"
         try:
-            found = write_parts(self._hidden, PartNames(number + 1, self.writers), mine)
-            return {name: [one.bytes, one.xxh3_128] for name, one in found.items()}
-        except OSError as error:
-            return str(cannot_write(self.folder, error))
+            record, stored_as_bytes = write_tensor_file(self._hidden / file, mine.tensors)
+            manifest_bytes(self.steps, {}, mine.items)  # refuses items that cannot be stored
         except Exception as error:
-            return str(error) if isinstance(error, RequestError) else _failed(self.folder, error)
+            return cannot_write(self.folder, error)
+        return [file, record.bytes, record.xxh3_128, mine.items, stored_as_bytes]
 
-    def _finish(self, written: Mapping[str, list[Any]]) -> str | None:
+    def _finish(self, written: Sequence[list[Any]]) -> str | None:
         """Complete the checkpoint; returns the reason if that fails."""
-        files = {name: FileRecord(size, digest) for name, (size, digest) in written.items()}
+        files, items, dtypes = dict[str, FileRecord](), dict[str, Any](), dict[str, Any]()
         try:
-            for name, record in files.items():
-                if (self._hidden / name).stat().st_size != record.bytes:
+            for name, size, digest, own, others in written:
+                if (self._hidden / name).stat().st_size != size:
                     return self._not_one_folder()
-            write_durable(self._hidden / MANIFEST_NAME, [manifest_bytes(self.steps, files)])
+                files[name] = FileRecord(size, digest)
+                items |= own
+                dtypes |= others
+            write_durable(self._hidden / MANIFEST_NAME, [manifest_bytes(self.steps, files, items, dtypes)])
             sync_folder(self._hidden)
             self._hidden.rename(self.folder)
             sync_folder(self.folder.parent)
         except FileNotFoundError:
             return self._not_one_folder()
-        except OSError as error:
-            return str(cannot_write(self.folder, error))
         except Exception as error:
-            return _failed(self.folder, error)
+            return cannot_write(self.folder, error)
         if self.keep is not None:
             remove_older(self.folder, self.keep)
         return None
@@ -147,10 +144,6 @@ class Save:
             f"'{self.folder}' cannot be written: its files were removed meanwhile, or it is not one folder on all "
             "ranks; give one that every rank reads and writes"
         )
-
-
-def _failed(folder: Path, error: Exception) -> str:
-    return f"the checkpoint '{folder}' cannot be written: {in_a_line(error)}"
 
 
 def latest_checkpoint(folder: str | Path, *, verify: bool = False) -> Path | None:

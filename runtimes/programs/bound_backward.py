@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...core.capture.programs.stage import Boundary, StageInputs
 from ...core.capture.programs.stage_programs import Backward
-from ..update.gradient_sinks import DiscardedGradients, GradientSink
+from ..update.gradient_sinks import GradientSink
 
 _KEY = -1
 """Marks the random key among positions in the batch."""
@@ -90,7 +90,7 @@ class BoundBackward:
         leaves: tuple[Any, ...],
         key: Tensor,
         release: bool = True,
-        sink: GradientSink | DiscardedGradients | None = None,
+        sink: GradientSink | None = None,
     ) -> tuple[list[list[Tensor]], list[Any]]:
         """Run the program, and add the gradients of parameters to their ``grad``.
 
@@ -128,9 +128,9 @@ class BoundBackward:
         ]
         return messages, values[self._gradients :]
 
-    def discarded(self) -> DiscardedGradients:
+    def discarded(self) -> GradientSink:
         """A sink that keeps nothing."""
-        return DiscardedGradients(self.parameters)
+        return GradientSink.discarding(self.parameters)
 
 
 def zeros(boundary: Boundary, device: torch.device) -> Tensor:

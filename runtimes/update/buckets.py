@@ -15,8 +15,7 @@ one process: a region (Python code) may take another branch in one replica, so f
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from attrs import define, frozen
@@ -30,9 +29,6 @@ BUCKET_BYTES = 25 << 20
 """The default of DistributedDataParallel: of 0 to 50 MB, the authors find 10 to 25 MB fastest (Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 5.2). A plan reduces a whole stage
 after its last backward, so a bucket's size only limits how much is in flight at a time."""
-IN_FLIGHT = 2
-"""Buckets that are reduced to parts at a time: a transport without its own reduce-scatter receives into further
-memory."""
 
 
 class Slots:
@@ -122,8 +118,7 @@ class Part:
     """This replica's slice of a parameter.
 
     Args:
-        name, whole: the parameter.
-        start, stop: of its elements in the order of memory.
+        start, stop: of the elements of the ``whole`` in the order of memory.
         value: the slice, which the optimizer steps: a view of the parameter, or of the bucket's values; a scalar stays
             one.
         gradient: the slice of the sum of the parameter's gradients, in the bucket's part.
@@ -147,8 +142,8 @@ class Bucket:
     """The gradients of some parameters in one tensor.
 
     Args:
-        parameters: by name, of one dtype and device.
-        sharing: how replicas share them; None if each has all sums.
+        parameters: of one dtype and device.
+        sharing: None if each replica has all sums.
         trained: whether they have gradients.
 
     Attributes:
@@ -205,7 +200,7 @@ class Bucket:
         return Part(name, parameter, start, stop, held, self.part[own].view(held.shape))
 
     def empty(self, elements: int | None = None) -> Tensor:
-        """Memory of the dtype and device of the bucket, with undefined values; by default for the whole tensor."""
+        """Memory with undefined values; by default for the whole tensor."""
         return torch.empty(self.elements if elements is None else elements, dtype=self.dtype, device=self.device)
 
     @property
@@ -251,12 +246,8 @@ class Bucket:
         return self.reduce(replicas, self.memory)
 
     def reduce(self, replicas: Backend, memory: Tensor) -> Handle:
-        """Start to sum the whole tensor, or this replica's part of it, over all replicas.
-
-        Args:
-            replicas: the transport to all; with tensor ranks to those with other parts, too.
-            memory: the whole tensor.
-        """
+        """Start to sum the whole tensor, or this replica's part of it, over all replicas; with tensor ranks also over
+        those with other parts."""
         sharing, numbers = self._sharing, numbers_of(memory)
         if sharing is not None and (sharing.split is None or not sharing.split.isdisjoint(self.parameters)):
             return (replicas if sharing.split is None else sharing.replicas()).reduce_scatter(numbers)
@@ -320,91 +311,77 @@ def divided(named: Mapping[str, nn.Parameter], size: int = BUCKET_BYTES) -> list
     return [*full, *filling.values()]
 
 
-class Reduction:
-    """The reduction of a stage's gradients, in flight.
+class Transfers:
+    """The reductions or all-gathers of a stage's buckets, in flight.
 
     Args:
-        sums: start the sum of a bucket each.
-        size: bytes that are summed.
-        end: called when all sums have ended.
-        most: sums that are in flight at a time, and `wait` starts the others; None starts all at once.
+        starts: each starts one; it returns None as long as there is no memory for it.
+        size: bytes that they move.
+        end: called when all have ended.
+        most: transfers in flight at a time, and `wait` starts the others; None starts all at once.
+        make_room: waits until a transfer that found no memory has some.
 
     Attributes:
         bytes: as ``size``.
     """
 
     def __init__(
-        self, sums: Iterable[Callable[[], Handle]], size: int, end: Callable[[], None], most: int | None = None
+        self,
+        starts: Iterable[Callable[[], Handle | None]],
+        size: int,
+        end: Callable[[], None] = lambda: None,
+        most: int | None = None,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
-        self._left, self._most, self._end, self.bytes = deque(sums), most, end, size
-        self.in_flight, self._watched = deque[Handle](), list[Any]()
+        self._left, self._most, self._end, self._make_room, self.bytes = deque(starts), most, end, make_room, size
+        self._in_flight, self._watched = deque[Handle](), list[Handle]()
         self._start()
 
     def _start(self) -> None:
-        while self._left and (self._most is None or len(self.in_flight) < self._most):
-            self.in_flight.append(self._left.popleft()())
+        while self._left and (self._most is None or len(self._in_flight) < self._most):
+            started = self._left[0]()
+            if started is None:
+                return
+            self._left.popleft()
+            self._in_flight.append(started)
 
     def watch(self) -> None:
-        """Record the end of the reduction in `ended_ns`, if the transport's handles support it, and if all sums are
-        under way: of others the waiting thread adds the parts."""
-        self._watched = [handle for handle in self.in_flight if self._most is None]
+        """Record the end in `ended_ns`, if the transport's handles support it, and if all transfers are under way: of
+        others the waiting thread adds the parts."""
+        self._watched = [handle for handle in self._in_flight if self._most is None]
         for handle in self._watched:
             if hasattr(handle, "watch"):
                 handle.watch()
 
     @property
     def ended_ns(self) -> int | None:
-        """The end of the last sum on the monotonic clock; None without `watch` or the transport's support."""
-        ends: Sequence[int | None] = [getattr(handle, "ended_ns", None) for handle in self._watched]
+        """The end of the last transfer on the monotonic clock; None without `watch` or the transport's support."""
+        ends: list[int | None] = [getattr(handle, "ended_ns", None) for handle in self._watched]
         known = [end for end in ends if end is not None]
         return max(known) if known and len(known) == len(ends) else None
 
     def wait(self) -> None:
-        """Return when the parameters, or this replica's slices, have the sums."""
-        while self.in_flight:
-            self.in_flight.popleft().wait()
+        """Return when all have ended: parameters, or this replica's slices, have their values."""
+        while self._in_flight or self._left:
+            if not self._in_flight:  # another stage has used all memory
+                self._make_room()
+                self._start()
+            self._in_flight.popleft().wait()
             self._start()
         self._end()
 
 
-class Gather:
-    """The all-gather of the parameters of some buckets, in flight.
+@frozen
+class Gathered:
+    """An all-gather in flight, and what follows it."""
 
-    Args:
-        begin: starts one; returns the tensor that it is gathered in and its handle, or None if there is no memory now.
-        end: called with a bucket and its tensor when it is whole.
-        make_room: waits until ``begin`` has memory.
-
-    Attributes:
-        bytes: of the parameters.
-    """
-
-    def __init__(
-        self,
-        buckets: Iterable[Bucket],
-        begin: Callable[[Bucket, int], tuple[Tensor, Handle] | None],
-        end: Callable[[Bucket, Tensor], None],
-        make_room: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._left, self._begin, self._end, self._make_room = deque(buckets), begin, end, make_room
-        self._in_flight = deque[tuple[Bucket, Tensor, Handle]]()
-        self.bytes = sum(bucket.nbytes for bucket in self._left)
-        self._start()
-
-    def _start(self) -> None:
-        while self._left and (begun := self._begin(self._left[0], len(self._in_flight))) is not None:
-            self._in_flight.append((self._left.popleft(), *begun))
+    handle: Handle
+    end: Callable[[], None]
 
     def wait(self) -> None:
-        """Return when the model has the parameters."""
-        while self._in_flight or self._left:
-            if not self._in_flight:  # another stage has used all slots
-                self._make_room()
-                self._start()
-            bucket, memory, handle = self._in_flight.popleft()
-            handle.wait()
-            self._end(bucket, memory)
-            self._start()
+        """Return when the gathered values are in use."""
+        self.handle.wait()
+        self.end()
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:

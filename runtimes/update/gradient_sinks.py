@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ...backends.contract import Backend, Handle
 from ...core.capture.programs.accumulated_products import accumulate_product, first_product
 from ...core.capture.regions.regions import is_no_gradient
-from .buckets import Bucket, Slots
+from .buckets import Bucket, Slots, Transfers
 
 
 class GradientSink:
@@ -38,46 +38,42 @@ class GradientSink:
     Args:
         parameters: whose gradients it gets, by number.
         place: parameter → the place of its gradient, and whether it has a value already. It has one then.
-        begin: called with the parameters when the program begins; None for nothing.
-        done: called with a parameter when its gradient is computed, or known to be missing; None for nothing.
+        begin: called with the parameters when the program begins.
+        done: called with a parameter when its gradient is computed, or known to be missing.
     """
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
         place: Callable[[nn.Parameter], tuple[Tensor, bool]],
-        begin: Callable[[Sequence[nn.Parameter]], None] | None = None,
-        done: Callable[[nn.Parameter], None] | None = None,
+        begin: Callable[[Sequence[nn.Parameter]], None] = lambda _: None,
+        done: Callable[[nn.Parameter], None] = lambda _: None,
     ) -> None:
         self._parameters, self._place, self._begin, self._done = parameters, place, begin, done
 
+    @classmethod
+    def discarding(cls, parameters: Sequence[nn.Parameter]) -> "GradientSink":
+        """A sink that runs the same operators and keeps nothing."""
+        return cls(parameters, lambda p: (torch.zeros(p.shape, dtype=p.dtype, device=p.device), True))
+
     def begin(self) -> None:
         """The program begins."""
-        if self._begin is not None:
-            self._begin(self._parameters)
+        self._begin(self._parameters)
 
     def add(self, number: int, gradient: Tensor) -> None:
         """Add to the gradient of a parameter."""
         parameter = self._parameters[number]
         if not is_no_gradient(gradient):
             place, known = self._place(parameter)
-            if known:
-                place.add_(gradient)
-            else:
-                place.copy_(gradient)
-        if self._done is not None:
-            self._done(parameter)
+            (place.add_ if known else place.copy_)(gradient)
+        self._done(parameter)
 
     def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
         """Add a product of two matrices to the gradient of a parameter, in one operator."""
         parameter = self._parameters[number]
         place, known = self._place(parameter)
-        if known:
-            accumulate_product(place, left, right)
-        else:
-            first_product(place, left, right)
-        if self._done is not None:
-            self._done(parameter)
+        (accumulate_product if known else first_product)(place, left, right)
+        self._done(parameter)
 
     def totals(self, numbers: Sequence[int]) -> list[Tensor]:
         """The places of gradients, to be added to; zeros in those without a value."""
@@ -86,35 +82,8 @@ class GradientSink:
 
     def added(self, numbers: Sequence[int]) -> None:
         """They have been added to."""
-        for number in numbers if self._done is not None else ():
-            self._done(self._parameters[number])  # type: ignore[misc]
-
-
-class DiscardedGradients:
-    """A sink that runs the operators of `GradientSink`, and keeps nothing."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
-
-    def begin(self) -> None:
-        """The program begins."""
-
-    def add(self, number: int, gradient: Tensor) -> None:
-        """Copy and add a gradient."""
-        if not is_no_gradient(gradient):
-            gradient.clone().add_(gradient)
-
-    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
-        """Multiply two matrices, and add their product."""
-        torch.mm(left, right).addmm_(left, right)
-
-    def totals(self, numbers: Sequence[int]) -> list[Tensor]:
-        """Zeros like the gradients of parameters."""
-        parameters = [self._parameters[number] for number in numbers]
-        return [torch.zeros(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
-
-    def added(self, numbers: Sequence[int]) -> None:
-        """They are discarded."""
+        for number in numbers:
+            self._done(self._parameters[number])
 
 
 class _Filling(NamedTuple):
@@ -130,8 +99,6 @@ class GradientScatter:
 
     Args:
         buckets: all of the stage, in the order in which they are computed; more may be added.
-        bucket_of: the bucket of each parameter.
-        slots: memory of buckets.
         replicas: the transport to the replicas that is open now.
 
     Attributes:
@@ -200,12 +167,12 @@ class GradientScatter:
         while self._next < len(self._buckets) and not self._left.get(self._buckets[self._next], 0):
             self._sum(self._buckets[self._next])
 
-    def scatter(self) -> "Scattered":
+    def scatter(self) -> Transfers:
         """Start to sum the buckets that were not summed for this microbatch."""
         while self._next < len(self._buckets):
             self._sum(self._buckets[self._next])
         self._next = 0
-        return Scattered(self.finish, sum(bucket.nbytes for bucket in self._buckets))
+        return Transfers([], sum(bucket.nbytes for bucket in self._buckets), self.finish)
 
     def finish(self) -> None:
         """Return when the parts have all sums."""
@@ -259,15 +226,3 @@ class GradientScatter:
             bucket.part.copy_(memory[bucket.own])
             self._summed.add(bucket)
         self._slots.give_back(slot)
-
-
-class Scattered(NamedTuple):
-    """The sums of a microbatch, in flight.
-
-    Args:
-        wait: returns when the parts have the sums of this microbatch, and of all before it.
-        bytes: that are summed.
-    """
-
-    wait: Callable[[], None]
-    bytes: int

@@ -34,8 +34,8 @@ class NamedState:
     """The state of one stage's optimizer by name.
 
     Args:
-        make: created it; used to find the state of a parameter that it has not stepped yet.
-        parameters: the stage's trained parameters by name; whole.
+        make: created the optimizer; used to find the state of a parameter that it has not stepped yet.
+        parameters: the stage's trained ones; whole.
         shards: this replica's slices, which the optimizer steps; None if it steps whole parameters.
     """
 
@@ -67,7 +67,7 @@ class NamedState:
         if self._shards is None:
             return {name: bool(self._optimizer.state.get(self._parameters[name])) for name in self.names}
         found = self._of_first_owners(self._shards)
-        return {name: bool(found.get(name, {}).get("paths")) for name in self.names}
+        return {name: bool(found.get(name)) for name in self.names}
 
     @property
     def kept(self) -> dict[str, set[str]]:
@@ -155,22 +155,20 @@ class NamedState:
         return value if self._lent.get(id(value)) is value else value.detach().clone()
 
     def _of_first_owners(self, shards: Shards) -> dict[str, State]:
-        """By parameter, from the replica that has its first element: what is not in slices, and where slices are."""
-        mine: dict[str, State] = {}
-        own = self._own()
+        """The state of each parameter by path, from the replica that has its first element; of slices the dtype."""
+        mine, own = dict[str, State](), self._own()
         for name, part in shards.parts.items():
             if part.start == 0:
-                leaves = leaves_of(own.get(name, {}))
-                slices = {path: v.dtype for path, v in leaves.items() if self._is_slice(path, v, part)}
-                others = {path: value for path, value in leaves.items() if path not in slices}
-                values = {path: v.detach().cpu() if isinstance(v, Tensor) else v for path, v in others.items()}
-                mine[name] = {"paths": list(leaves), "values": values, "slices": slices}
+                mine[name] = leaves_of(own.get(name, {}))
+                for path, value in mine[name].items():
+                    if isinstance(value, Tensor):
+                        mine[name][path] = value.dtype if self._is_slice(path, value, part) else value.detach().cpu()
         of_all = gather_values(mine, shards.sharing.replicas(), shards.device)
         return {name: one for of_one in of_all for name, one in of_one.items()}
 
-    def _is_slice(self, path: str, value: Any, part: Part) -> bool:
+    def _is_slice(self, path: str, value: Tensor, part: Part) -> bool:
         """Whether a value is a slice of a tensor of the parameter's shape."""
-        if not isinstance(value, Tensor) or part.whole.ndim == 0 or value.shape != part.value.shape:
+        if part.whole.ndim == 0 or value.shape != part.value.shape:
             return False
         if part.value.numel() > 1 or part.whole.numel() == 1:
             return True
@@ -179,23 +177,18 @@ class NamedState:
 
     def _gathered(self, shards: Shards) -> State:
         """The state of all replicas by flattened names, with whole tensors."""
-        first, own, found = self._of_first_owners(shards), self._own(), State()
-        slices = {name: one["slices"] for name, one in first.items()}
-        whole: dict[str, State] = {}
+        of_each, own, found = self._of_first_owners(shards), self._own(), State()
         for bucket in shards.buckets:
-            there = {each for name in bucket.parameters for each in slices.get(name, {}).items()}
-            for path, dtype in sorted(there, key=str):
+            states = {name: of_each.get(name, {}) for name in bucket.parameters}
+            slices = {pair for held in states.values() for pair in held.items() if isinstance(pair[1], torch.dtype)}
+            for path, dtype in sorted(slices, key=str):
                 memory = _all_of(bucket, path, dtype, own, shards)
-                for name, parameter in bucket.parameters.items():
-                    if slices.get(name, {}).get(path) == dtype:
-                        whole.setdefault(name, {})[path] = _whole(memory, bucket.offsets[name], parameter)
+                for name, held in states.items():
+                    if isinstance(held.get(path), torch.dtype) and held[path] == dtype:
+                        held[path] = _whole(memory, bucket.offsets[name], bucket.parameters[name])
         for name in self.names:
-            kept = first.get(name, {"paths": ()})
-            if kept["paths"]:
-                values = {**kept["values"], **whole.get(name, {})}
-                found |= {f"state.{name}.{path}": values[path] for path in kept["paths"]}
-            else:
-                found |= leaves_of(zeros_of(self._blank(name), torch.device("cpu")), f"state.{name}.")
+            state = of_each.get(name) or zeros_of(self._blank(name), torch.device("cpu"))
+            found |= leaves_of(state, f"state.{name}.")
         return found
 
 

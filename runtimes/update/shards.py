@@ -21,12 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...backends.contract import Backend, Handle
+from ...backends.contract import Backend
 from ...core.policies.sharding import SLOTS, bucket_bytes
-from .buckets import BUCKET_BYTES, IN_FLIGHT, Bucket, Gather, Part, Reduction, Sharing, Slots, divided, in_memory_order
+from .buckets import BUCKET_BYTES, Bucket, Gathered, Part, Sharing, Slots, Transfers, divided, in_memory_order
 from .gradient_sinks import GradientScatter
 from .shared_parameters import SharedParameters
 
+IN_FLIGHT = 2
+"""Buckets that are reduced to parts at a time: a transport without its own reduce-scatter receives into further
+memory."""
 COPIED_BYTES = 1 << 20
 """Most bytes of a bucket of several parameters where replicas share parameters: these are copied after an all-gather,
 and larger parameters are not."""
@@ -93,10 +96,7 @@ class Shards:
         """
         bucket = Bucket({name: parameter}, self.sharing)
         if self.shared is not None:
-            before = next((each for each in self.shared.buckets if name in each.parameters), None)
-            left = {} if before is None else {n: p for n, p in before.parameters.items() if n != name}
-            after = [Bucket(left, self.sharing, trained=False)] if left else []
-            self.shared.divide(before, [bucket, *after], self.sharing.replicas())
+            self.shared.move(name, bucket, self.sharing.replicas())
         self.names[parameter] = name
         self.buckets.append(bucket)
         self._bucket_of[parameter] = bucket
@@ -114,7 +114,7 @@ class Shards:
         """The slices that the optimizer steps, by the names of their parameters."""
         return {name: part.value for name, part in self.parts.items()}
 
-    def reduce(self, replicas: Backend) -> Reduction:
+    def reduce(self, replicas: Backend) -> Transfers:
         """Start to sum the gradients to the parts of the replicas; of gradients that were summed by microbatches, to
         agree which parameters have one. The parameters then have no gradient, and the slices have the sums.
         """
@@ -132,9 +132,14 @@ class Shards:
             self._assign_gradients([True] * len(here) if all(here) else (flags != 0).tolist())
 
         if scatter is not None:
-            return Reduction([], flags.nbytes, end)
+            return Transfers([], flags.nbytes, end)
         sums = [partial(bucket.reduce_collected, replicas) for bucket in self.buckets]
-        return Reduction(sums, sum(bucket.nbytes for bucket in self.buckets), end, IN_FLIGHT)
+        return Transfers(sums, self.bytes, end, IN_FLIGHT)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the buckets."""
+        return sum(bucket.nbytes for bucket in self.buckets)
 
     def _assign_gradients(self, has_one: Sequence[bool]) -> None:
         """Give the slices their sums; ``has_one`` is for each parameter whether it has a gradient in any replica."""
@@ -144,7 +149,7 @@ class Shards:
             if part is not None:
                 part.value.grad = part.gradient if has else None
 
-    def gather(self) -> Gather:
+    def gather(self) -> Transfers:
         """Start to gather the parameters of which replicas stepped slices.
 
         If replicas share gradients, the parameters pass through a few slots, which the stages of a device have
@@ -153,24 +158,28 @@ class Shards:
         self.follow()  # no replica may have stepped, so the slices may still be in earlier memory
         for part in self.parts.values():
             part.value.grad = None  # its memory is overwritten, or its sums are used up
-        replicas, slots, used = self.sharing.replicas(), self.slots, dict[Bucket, Tensor]()
+        replicas, slots = self.sharing.replicas(), self.slots
+        if slots is None:
+            return Transfers([partial(self._gather, bucket, replicas) for bucket in self.buckets], self.bytes)
+        starts = [partial(self._gather_in, slots, bucket, replicas) for bucket in self.buckets]
+        return Transfers(starts, self.bytes, most=SLOTS, make_room=slots.make_room)
 
-        def begin(bucket: Bucket, in_flight: int) -> tuple[Tensor, Handle] | None:
-            memory = bucket.memory
-            if slots is not None:
-                if in_flight >= SLOTS or not slots.has_free:
-                    return None
-                used[bucket] = slots.take()
-                memory = bucket.memory_in(used[bucket])
-            assert memory is not None
-            return memory, bucket.gather(replicas, memory)
+    def _gather(self, bucket: Bucket, replicas: Backend) -> Gathered:
+        memory = bucket.memory
+        assert memory is not None
+        return Gathered(bucket.gather(replicas, memory), partial(bucket.assign, memory))
 
-        def end(bucket: Bucket, memory: Tensor) -> None:
+    def _gather_in(self, slots: Slots, bucket: Bucket, replicas: Backend) -> Gathered | None:
+        if not slots.has_free:
+            return None
+        slot = slots.take()
+        memory = bucket.memory_in(slot)
+
+        def end() -> None:
             bucket.assign(memory)
-            if slots is not None:
-                slots.give_back(used.pop(bucket))
+            slots.give_back(slot)
 
-        return Gather(self.buckets, begin, end, slots.make_room if slots is not None else lambda: None)
+        return Gathered(bucket.gather(replicas, memory), end)
 
     def narrow_optimizer(self, optimizer: Optimizer) -> None:
         """Replace the whole parameters in an optimizer by the slices of this replica, with the state that it has."""

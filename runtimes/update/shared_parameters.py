@@ -15,15 +15,16 @@ parameters: they are valid again after the next UNSHARD, as in FullyShardedDataP
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from ...backends.contract import Backend, Handle
+from ...backends.contract import Backend
 from ...core.errors import RequestError
 from ..weights.places import allocate, deallocate
 from ..weights.remote_tensors import make_remote
-from .buckets import Bucket, Gather, in_memory_order
+from .buckets import Bucket, Gathered, Transfers, in_memory_order
 
 HOLDERS = "the replicas, each of which has a part between steps"
 
@@ -31,14 +32,11 @@ HOLDERS = "the replicas, each of which has a part between steps"
 class SharedParameters:
     """The parameters of one stage that replicas share, frozen ones too.
 
-    Args:
-        buckets: of the stage, with a part of the values each.
-
     Attributes:
         divided: whether this replica has its parts alone, or whole parameters during a run. Before, it has the whole
             parameters, and UNSHARD and RESHARD leave them as they are.
         lent: whether the model has whole parameters in memory of its own.
-        buckets: as given.
+        buckets: of the stage, with a part of the values each.
         memory_of: parameter → all of its memory, in one dimension; empty until `own_memory`.
     """
 
@@ -70,12 +68,9 @@ class SharedParameters:
                 if parameter.untyped_storage().nbytes() > 0:
                     memory[:count].copy_(in_memory_order(parameter))
                 parameter.data = memory.as_strided(parameter.shape, parameter.stride())
-                self._keep(bucket, parameter, memory, parameter.data)
-
-    def _keep(self, bucket: Bucket, parameter: nn.Parameter, memory: Tensor, view: Tensor) -> None:
-        self.memory_of[parameter], self._views[parameter] = memory, view
-        if bucket.is_single:
-            self._wholes[bucket] = memory
+                self.memory_of[parameter], self._views[parameter] = memory, parameter.data
+                if bucket.is_single:
+                    self._wholes[bucket] = memory
 
     def keep_parts(self) -> None:
         """Take this replica's part of the whole parameters, and free these."""
@@ -84,29 +79,24 @@ class SharedParameters:
         self.divided = True
         self.free()
 
-    def divide(self, before: Bucket | None, after: Sequence[Bucket], replicas: Backend) -> None:
-        """Replace a bucket by others of the same parameters, after `keep_parts`. All replicas call this together.
+    def move(self, name: str, bucket: Bucket, replicas: Backend) -> None:
+        """Move a frozen parameter to a bucket of its own, after `keep_parts`. All replicas call this together.
 
-        Args:
-            before: one of ``buckets``; None for others of empty parameters, which were in none.
-            after: the others.
+        The space that it had stays in its earlier bucket, unless it was alone there.
         """
-        if before is not None:
-            whole = before.gathered(replicas)
+        before = next((each for each in self.buckets if name in each.parameters), None)
+        if before is None:
+            return  # an empty one
+        begin, parameter = before.offsets[name], bucket.parameters[name]
+        whole = bucket.empty().zero_()
+        whole[: parameter.numel()].copy_(before.gathered(replicas)[begin : begin + parameter.numel()])
+        _set_own(bucket, whole)
+        self.buckets.append(bucket)
+        before.parameters = {n: p for n, p in before.parameters.items() if n != name}
+        if not before.parameters:
             self.buckets.remove(before)
-            for bucket in after:
-                joined = bucket.empty().zero_()
-                for name, parameter in bucket.parameters.items():
-                    at, old, size = bucket.offsets[name], before.offsets[name], parameter.numel()
-                    joined[at : at + size].copy_(whole[old : old + size])
-                _set_own(bucket, joined)
-        for bucket in after:
-            self.buckets.append(bucket)
-            if bucket.is_single:
-                ((name, parameter),) = bucket.parameters.items()
-                self._names[parameter] = name
-                self._classes.setdefault(parameter, type(parameter))
-                self._renew_memory(bucket, parameter)
+        if before in self._wholes:
+            self._wholes[bucket] = self._wholes.pop(before)
 
     def free(self) -> None:
         """Free the whole parameters, if this replica has its parts, and if no all-gather still writes to them.
@@ -123,17 +113,6 @@ class SharedParameters:
         for parameter, name in self._names.items():
             make_remote(parameter, name, HOLDERS)
         deallocate(self.memory_of.values())
-
-    def _renew_memory(self, bucket: Bucket, parameter: nn.Parameter) -> None:
-        """Give the parameter of a bucket other memory, in which it can be gathered without a copy; it is freed now."""
-        memory = bucket.empty()
-        view = memory.as_strided(parameter.shape, parameter.stride())
-        deallocate([memory])
-        self._keep(bucket, parameter, memory, view)
-        if not self.lent:
-            parameter.__class__ = self._classes[parameter]
-            parameter.data = view
-            make_remote(parameter, self._names[parameter], HOLDERS)
 
     def lend(self, replicas: Backend | None) -> None:
         """Give the model whole parameters in memory of its own, which nobody frees: the caller may keep references.
@@ -180,31 +159,30 @@ class SharedParameters:
         finally:
             self.free()
 
-    def gather(self, replicas: Backend) -> Gather:
+    def gather(self, replicas: Backend) -> Transfers:
         """Start to gather the whole parameters, unless the model has them.
 
         They are written through views that do not share their versions: autograd compares versions where a part of the
         step stays Python, and the values are those of its forward.
         """
-        if not self.lent:
-            self._in_flight = bool(self.buckets)
-            if self.divided:
-                self.hold()
+        if self.lent:
+            return Transfers([], 0)
+        self._in_flight = bool(self.buckets)
+        if self.divided:
+            self.hold()
 
-        def begin(bucket: Bucket, in_flight: int) -> tuple[Tensor, Handle]:
-            whole = self._wholes[bucket] if self.divided and bucket in self._wholes else bucket.empty()
-            return whole, bucket.gather(replicas, whole)
+        def start(bucket: Bucket) -> Gathered:
+            own = self._wholes.get(bucket) if self.divided else None
+            whole = bucket.empty() if own is None else own
+            return Gathered(
+                bucket.gather(replicas, whole),
+                partial(bucket.assign, whole, self._views) if self.divided and own is None else lambda: None,
+            )
 
-        left = len(self.buckets)
+        def end() -> None:
+            self._in_flight = False
 
-        def end(bucket: Bucket, whole: Tensor) -> None:
-            nonlocal left
-            left -= 1
-            self._in_flight = left > 0
-            if self.divided and bucket not in self._wholes:
-                bucket.assign(whole, self._views)
-
-        return Gather([] if self.lent else self.buckets, begin, end)
+        return Transfers([partial(start, bucket) for bucket in self.buckets], self.bytes, end)
 
 
 def _set_own(bucket: Bucket, whole: Tensor) -> None:

@@ -13,7 +13,7 @@ from ...backends.contract import Backend
 from ...core.errors import RequestError
 from ..devices.compute import compute_device
 from ..launch.team import Team
-from .buckets import Bucket, Gather, Reduction, Sharing, buckets_of
+from .buckets import Bucket, Sharing, Transfers, buckets_of
 from .gradient_sinks import GradientScatter, GradientSink
 from .optimizer_state import NamedState
 from .optimizers import (
@@ -246,7 +246,7 @@ class StageState:
         if "shards" in vars(self) and self.scatter is not None:
             self.scatter.clear()
 
-    def reduce_gradients(self, replicas: Backend) -> Reduction:
+    def reduce_gradients(self, replicas: Backend) -> Transfers:
         """Start to sum the gradients over all replicas."""
         if self.sharing is not None:
             return self.shards.reduce(replicas)
@@ -257,13 +257,13 @@ class StageState:
                 bucket.assign_gradients()
 
         sums = [partial(bucket.reduce_collected, same or replicas) for bucket, same in self._buckets]
-        return Reduction(sums, sum(bucket.nbytes for bucket in buckets), end)
+        return Transfers(sums, sum(bucket.nbytes for bucket in buckets), end)
 
-    def gather(self, replicas: Backend) -> Gather:
+    def gather(self, replicas: Backend) -> Transfers:
         """Start to gather the parameters of which replicas stepped slices, over the transport to those that share."""
         return self.shards.gather()
 
-    def unshard(self, replicas: Backend) -> Gather:
+    def unshard(self, replicas: Backend) -> Transfers:
         """Start to gather the parameters that replicas share, for a run of actions."""
         assert self.shared is not None
         return self.shared.gather(replicas)

@@ -1,4 +1,4 @@
-"""Trials of the user's optimizer on small random parameters, before training. Two properties are tested:
+"""Trials of the user's optimizer on small random parameters, before training. Three properties are tested:
 
 - Separable: its update of a parameter is independent of others, so that each stage may have its own optimizer. It steps
   the parameters of all stages together, and those of each stage alone.
@@ -6,21 +6,23 @@
   It steps whole parameters, and slices of them as replicas would hold them. Adam, SGD, RMSprop and the like are
   elementwise. Not elementwise are updates with a factor of norms of the parameter (LAMB, LARS), with statistics of rows
   and columns (Adafactor, Shampoo, SOAP), with an orthogonal matrix (Muon), or with noise that is drawn.
+- The same on every rank: its class, the options of each parameter, and what its scheduler has in its state.
 
 An optimizer that cannot be tried on whole parameters is accepted: the real one will raise the error.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ...backends.contract import Backend
 from ...core.errors import RequestError, in_a_line
 from .buckets import Sharing
-from .optimizers import OptimizerFactory, options_of
+from .optimizers import OptimizerFactory, SchedulerFactory, options_of, text_of
 from .shards import Shards
 
 _STEPS = 3
@@ -51,12 +53,22 @@ class _Trial:
     options: dict[str, dict[str, str]]
     changes: dict[str, Tensor]
 
+    def refuse_other(self, parts: Sequence["_Trial | None"], most: float, reason: str) -> None:
+        """Refuse updates that differ from those of trials that each stepped a part of the parameters.
+
+        Args:
+            most: the relative difference that counts as rounding.
+            reason: for the message; has a place for the name of the parameter.
+        """
+        for name, change in self.changes.items():
+            found = [part.changes[name] for part in parts if part is not None and name in part.changes]
+            both = torch.cat(found) if found else change
+            if both.shape != change.shape or (both - change).norm() > most * change.norm():
+                raise RequestError(f"{self.kind} {reason.format(name)}")
+
 
 def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Parameter]]) -> None:
     """Refuse an optimizer whose update of a parameter depends on other parameters: each stage has its own optimizer.
-
-    Of torch's optimizers, which update each parameter independently or need a closure, the options of each parameter
-    are compared, unless they have hooks.
 
     Args:
         stages: the trained parameters of each stage, by name; on meta or not.
@@ -68,26 +80,28 @@ def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Par
     if len(tried) < 2:
         return
     try:
-        together = _try(make, {name: p for stage in tried for name, p in stage.items()}, options_of_torch=True)
-        alone = [_try(make, stage, options_of_torch=True) for stage in tried]
+        together = _try(make, {name: p for stage in tried for name, p in stage.items()})
+        alone = [_try(make, stage) for stage in tried]
     except Exception:
         return
-    for found in alone if together is not None else ():
-        assert together is not None
-        for name, options in found.options.items() if found is not None else ():
-            if options != together.options[name]:
-                raise RequestError(
-                    f"optimizer(...) gives '{name}' other options with the parameters of all stages than with those of "
-                    f"its stage alone ({_other_option(together.options[name], options)}): it is called for each stage; "
-                    "choose groups and options by the names of parameters, not by their number or order"
-                )
-        for name, change in found.changes.items() if found is not None else ():
-            if _differ(change, together.changes[name], _SAME_OF_ALL):
-                raise RequestError(
-                    f"{together.kind} changes '{name}' differently with the parameters of all stages than with "
-                    "those of its stage alone: a pipeline has an optimizer for each stage; use one that updates each "
-                    "parameter independently, such as torch.optim.AdamW, or a plan of one stage"
-                )
+    if together is None:
+        return
+    for name, options in (pair for found in alone if found is not None for pair in found.options.items()):
+        wanted = together.options[name]
+        if options != wanted:
+            key = next(key for key in {**options, **wanted} if options.get(key) != wanted.get(key))
+            raise RequestError(
+                f"optimizer(...) gives '{name}' other options with the parameters of all stages than with those of "
+                f"its stage alone ({key} {wanted.get(key)} and {options.get(key)}): it is called for each stage; "
+                "choose groups and options by the names of parameters, not by their number or order"
+            )
+    together.refuse_other(
+        alone,
+        _SAME_OF_ALL,
+        "changes '{}' differently with the parameters of all stages than with those of its stage alone: a pipeline has "
+        "an optimizer for each stage; use one that updates each parameter independently, such as torch.optim.AdamW, or "
+        "a plan of one stage",
+    )
 
 
 def check_elementwise(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Parameter]]) -> None:
@@ -104,40 +118,27 @@ def check_elementwise(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.P
     tried = [_small({name: stage[name] for name in _spread(stage, _FEW)}, _SMALL) for stage in stages if stage]
     tried += [_small({name: every[name]}, _LARGE) for name in large if max(every[name].shape, default=0) > _SMALL]
     for parameters in tried:
-        _check_parts(make, parameters)
-
-
-def _check_parts(make: OptimizerFactory, parameters: Mapping[str, Tensor]) -> None:
-    try:
-        whole = _try(make, parameters)
-    except Exception:
-        return
-    if whole is None:
-        return
-    parts: dict[str, list[Tensor]] = {name: [] for name in parameters}
-    for replica in range(_REPLICAS):
         try:
-            found = _try(make, parameters, Sharing(_no_transport, replica, _REPLICAS))
+            whole = _try(make, parameters)
+        except Exception:
+            return
+        if whole is None:
+            return
+        try:
+            parts = [_try(make, parameters, Sharing(_no_transport, number, _REPLICAS)) for number in range(_REPLICAS)]
         except Exception as failure:
             raise RequestError(
                 f"{whole.kind} cannot step a part of a parameter ({in_a_line(failure)}): {_REFUSED}"
             ) from failure
-        for name, change in found.changes.items() if found is not None else ():
-            parts[name].append(change)
-    for name, change in whole.changes.items():
-        if parts[name] and _differ(torch.cat(parts[name]), change, _SAME_IN_PARTS):
-            raise RequestError(
-                f"{whole.kind} updates '{name}' differently if each replica steps a part of it: its update of an "
-                f"element depends on others; {_REFUSED}"
-            )
+        whole.refuse_other(
+            parts,
+            _SAME_IN_PARTS,
+            "updates '{}' differently if each replica steps a part of it: its update of an element depends on others; "
+            + _REFUSED,
+        )
 
 
-def _try(
-    make: OptimizerFactory,
-    shapes: Mapping[str, Tensor],
-    sharing: Sharing | None = None,
-    options_of_torch: bool = False,
-) -> _Trial | None:
+def _try(make: OptimizerFactory, shapes: Mapping[str, Tensor], sharing: Sharing | None = None) -> _Trial | None:
     """Step an optimizer on random tensors; None if the user's function makes none.
 
     The numbers of a parameter depend on its name and shape alone, so that trials with others draw the same.
@@ -145,7 +146,6 @@ def _try(
     Args:
         shapes: by name, on meta.
         sharing: whose slices are stepped; None for whole parameters.
-        options_of_torch: whether an optimizer of torch without hooks is not stepped.
     """
     generators = {name: torch.Generator().manual_seed(zlib.crc32(name.encode())) for name in shapes}
 
@@ -158,14 +158,7 @@ def _try(
         made = make(list(parameters.items()))
         if made is None:
             return None
-        kind, name_of = type(made).__name__, {id(parameter): name for name, parameter in parameters.items()}
-        options = {
-            name_of[id(p)]: own for group, own in zip(made.param_groups, options_of(made), strict=True)
-            for p in group["params"] if id(p) in name_of
-        }  # fmt: skip
-        hooks = made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks
-        if options_of_torch and type(made).__module__.startswith("torch.optim") and not hooks:
-            return _Trial(kind, options, {})
+        kind, options = type(made).__name__, _options_by_name(made, parameters)
         shards = None if sharing is None else Shards(parameters, sharing)
         if shards is not None:
             shards.narrow_optimizer(made)
@@ -185,18 +178,20 @@ def _try(
         return _Trial(kind, options, changes)
 
 
+def _options_by_name(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, dict[str, str]]:
+    """The options of the group of each parameter."""
+    name_of = {id(parameter): name for name, parameter in parameters.items()}
+    return {
+        name_of[id(p)]: options
+        for group, options in zip(optimizer.param_groups, options_of(optimizer), strict=True)
+        for p in group["params"]
+        if id(p) in name_of
+    }
+
+
 def _no_transport() -> Backend:
     """The transport of a trial, which moves nothing: only reductions and gathers ask for it."""
     raise AssertionError("a trial of an optimizer moves no tensors")
-
-
-def _differ(one: Tensor, other: Tensor, most: float) -> bool:
-    return one.shape != other.shape or bool((one - other).norm() > most * other.norm())
-
-
-def _other_option(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    key = next(key for key in {**one, **other} if one.get(key) != other.get(key))
-    return f"{key} {one.get(key)} and {other.get(key)}"
 
 
 def _small(parameters: Mapping[str, nn.Parameter], largest: int) -> dict[str, Tensor]:
@@ -214,3 +209,52 @@ def _small(parameters: Mapping[str, nn.Parameter], largest: int) -> dict[str, Te
 def _spread(names: Mapping[str, object], most: int) -> list[str]:
     """At most this many of some names, at equal distances; all of them if they are no more."""
     return list(names)[:: max(-(-len(names) // most), 1)]
+
+
+def describe_update(
+    optimizer: OptimizerFactory | None,
+    scheduler: SchedulerFactory | None,
+    parameters: Iterable[tuple[str, nn.Parameter]],
+) -> dict[str, str]:
+    """The optimizer and the scheduler of a model's trained parameters as strings, by which ranks find that theirs
+    differ (`training/agreement`).
+
+    The user's functions create them for small tensors with the names, dtypes and numbers of dimensions of the
+    parameters, which may be on meta.
+
+    Returns:
+        What each option is of → its value. Nothing more than ``"an optimizer"`` if one of the functions fails: the
+        pipeline's own optimizers raise the error.
+
+    Raises:
+        RequestError: the function of the optimizer returns nothing for all of them.
+    """
+    found = {"an optimizer": str(optimizer is not None), "a scheduler": str(scheduler is not None)}
+    small = {
+        name: nn.Parameter(torch.zeros([min(size, 2) for size in p.shape], dtype=p.dtype))
+        for name, p in parameters
+        if p.requires_grad
+    }
+    if optimizer is None or not small:
+        return found
+    try:
+        with torch.random.fork_rng([]):
+            made = optimizer(list(small.items()))
+            planned = None if scheduler is None or made is None else scheduler(made)
+            if made is not None:
+                found["optimizer"] = type(made).__name__
+                for name, options in _options_by_name(made, small).items():
+                    found |= {f"{key} of '{name}'": text for key, text in options.items()}
+            if planned is not None:
+                found["scheduler"] = type(planned).__name__
+                found |= {f"scheduler's {key}": text_of(value) for key, value in planned.state_dict().items()}
+    except RequestError:
+        raise
+    except Exception:
+        return {"an optimizer": "True"}
+    if made is None:
+        raise RequestError(
+            f"optimizer returned None for all {len(small)} trained parameters of the model: return the optimizer, as "
+            "in lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
+        )
+    return found

@@ -18,7 +18,7 @@ from panpipe.runtimes.launch.team import ONE_PROCESS
 
 from .mutations import dumped
 
-TENSORS, ITEMS = "tensors-00001-of-00001.safetensors", "items-00001-of-00001.json"
+TENSORS = "tensors-00001-of-00001.safetensors"
 PARTS = Parts(
     {"model.a": torch.arange(4.0), "optimizer.state.a.step": torch.tensor(1.0), "model.c": torch.ones(1).cfloat()},
     {
@@ -59,7 +59,7 @@ def resumed(name: str) -> Callable[[Path, Path], int]:
                 for each, data in files.items()
                 if each != MANIFEST_NAME
             }
-            files[MANIFEST_NAME] = manifest_bytes(1, records)
+            files[MANIFEST_NAME] = manifest_bytes(1, records, PARTS.items)
         _write(checkpoint, files)
         CheckpointReader(checkpoint).whole()
         return 0

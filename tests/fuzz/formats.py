@@ -30,7 +30,7 @@ from panpipe.runtimes.weights.checkpoint import Checkpoint
 from panpipe.simulators.run import simulate
 
 from ..support.plans import hosted, leaves, orders, plan_of
-from .checkpoints import ITEMS, TENSORS, checked, resumed, signed, valid_files
+from .checkpoints import TENSORS, checked, resumed, signed, valid_files
 from .mutations import dumped, mutated_bytes, mutated_tree
 
 Use = Callable[[Path, Path], int]
@@ -311,7 +311,6 @@ def formats() -> dict[str, Format]:
         Format("cached-plan.json", json.dumps(document).encode(), (_cached,)),
         Format("question.json", json.dumps({"question": QUESTION}).encode(), (_asked,)),
         Format("manifest.json", valid_files()["manifest.json"], (resumed("manifest.json"), checked), bytes=signed),
-        Format("items.json", valid_files()[ITEMS], (resumed(ITEMS),)),
         Format("tensors.safetensors", valid_files()[TENSORS], (resumed(TENSORS),), _safetensors_tree,
                lambda tree: _safetensors_bytes(tree, len(valid_files()[TENSORS]))),
     )  # fmt: skip

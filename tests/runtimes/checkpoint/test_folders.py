@@ -2,16 +2,12 @@
 
 import pytest
 from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, hidden_folder, manifest_bytes
-from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts, write_parts
 from panpipe.runtimes.checkpoint.writing import begin_save
-
-ITEMS = "items-00001-of-00001.json"
 
 
 def checkpoint(folder, steps=1):
     folder.mkdir(parents=True)
-    records = write_parts(folder, PartNames(1, 1), Parts(items={"progress.steps": steps}))
-    (folder / MANIFEST_NAME).write_bytes(manifest_bytes(steps, records))
+    (folder / MANIFEST_NAME).write_bytes(manifest_bytes(steps, {}, {"progress.steps": steps}))
     return folder
 
 

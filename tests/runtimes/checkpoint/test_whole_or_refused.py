@@ -12,7 +12,7 @@ import panpipe
 import pytest
 import torch
 import xxhash
-from panpipe.runtimes.checkpoint.manifest import FileRecord, manifest_bytes
+from panpipe.runtimes.checkpoint.manifest import FileRecord, manifest_bytes, read_manifest
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save, remove_older
@@ -25,8 +25,8 @@ from ...support.training import unequal
 
 CONV = "batchnorm with a skip"
 MANIFEST = "manifest.json"
-TENSORS, ITEMS = "tensors-00001-of-00001.safetensors", "items-00001-of-00001.json"
-FILES = (MANIFEST, TENSORS, ITEMS)
+TENSORS = "tensors-00001-of-00001.safetensors"
+FILES = (MANIFEST, TENSORS)
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +73,16 @@ def checked(folder):
 
 def signed(folder):
     """Give a folder with changed files a manifest that is right again, as an attacker would."""
+    kept = read_manifest(folder)
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
     records = {n: FileRecord(len(data), xxhash.xxh3_128_hexdigest(data)) for n, data in files.items()}
-    (folder / MANIFEST).write_bytes(manifest_bytes(1, records))
+    (folder / MANIFEST).write_bytes(manifest_bytes(1, records, kept.items))
 
 
 def test_a_checkpoint_has_no_pickle(written):
     assert sorted(path.name for path in written.iterdir()) == sorted(FILES)
-    assert json.loads((written / MANIFEST).read_text())["format"] == "panpipe.checkpoint/1"
-    assert json.loads((written / ITEMS).read_text())["items"]["progress.steps"] == 1
+    document = json.loads((written / MANIFEST).read_text())
+    assert (document["format"], document["items"]["progress.steps"]) == ("panpipe.checkpoint/2", 1)
     assert load_file(written / TENSORS)["model.head.bias"].shape == (3,)
 
 
@@ -107,8 +108,8 @@ def test_a_changed_file_is_named_and_the_pipeline_is_as_it_was(pipe, copied, nam
     refused(pipe, copied, f"step-1/{name}' (was changed since it was written|is damaged): its hash differs")
 
 
-@pytest.mark.parametrize("name", [TENSORS, ITEMS])
-def test_a_truncated_missing_or_extra_file_is_named(pipe, copied, name):
+def test_a_truncated_missing_or_extra_file_is_named(pipe, copied):
+    name = TENSORS
     data = (copied / name).read_bytes()
     (copied / name).write_bytes(data[:-1])
     refused(pipe, copied, rf"{name}' is truncated: it has {len(data) - 1} bytes and the manifest has {len(data)}")
@@ -131,12 +132,12 @@ def test_a_truncated_manifest_is_refused(pipe, copied):
 
 
 def test_links_and_pipes_are_refused(pipe, copied, tmp_path):
-    (copied / ITEMS).rename(tmp_path / "items")
-    (copied / ITEMS).symlink_to(tmp_path / "items")
-    refused(pipe, copied, f"{ITEMS}' is a link, or not a regular file")
-    (copied / ITEMS).unlink()
-    os.mkfifo(copied / ITEMS)
-    refused(pipe, copied, f"{ITEMS}' is a link, or not a regular file")
+    (copied / TENSORS).rename(tmp_path / "tensors")
+    (copied / TENSORS).symlink_to(tmp_path / "tensors")
+    refused(pipe, copied, f"{TENSORS}' is a link, or not a regular file")
+    (copied / TENSORS).unlink()
+    os.mkfifo(copied / TENSORS)
+    refused(pipe, copied, f"{TENSORS}' is a link, or not a regular file")
     (copied / MANIFEST).rename(tmp_path / "manifest")
     (copied / MANIFEST).symlink_to(tmp_path / "manifest")
     refused(pipe, copied, "cannot read '.*manifest.json'")
@@ -147,31 +148,35 @@ def test_links_and_pipes_are_refused(pipe, copied, tmp_path):
     [
         ({"steps": 1, "files": {"../../secret": {"bytes": 1, "xxh3_128": "0"}}}, "not a file of a checkpoint"),
         ({"steps": 1, "files": {"/etc/passwd": {"bytes": 1, "xxh3_128": "0"}}}, "not a file of a checkpoint"),
-        ({"steps": 1, "files": {ITEMS + "\n": {"bytes": 1, "xxh3_128": "0"}}}, "manifest.json'"),
-        ({"steps": 1, "files": {ITEMS: {"bytes": -1, "xxh3_128": "0"}}}, "negative or beyond"),
-        ({"steps": 10**300, "files": {}}, "manifest.json'"),
-        ({"steps": "1", "files": {}}, "is not a valid panpipe.checkpoint/1"),
-        ({"steps": 1, "files": []}, "is not a valid panpipe.checkpoint/1"),
-        ({"steps": 1, "files": {}, "more": 1}, "is not a valid panpipe.checkpoint/1"),
-        ({"files": {}}, "is not a valid panpipe.checkpoint/1"),
+        ({"steps": 1, "files": {TENSORS + "\n": {"bytes": 1, "xxh3_128": "0"}}}, "not a file of a checkpoint"),
+        ({"steps": 1, "files": {TENSORS: {"bytes": -1, "xxh3_128": "0"}}}, "'bytes' must be >= 0"),
+        ({"steps": 10**300, "files": {}}, "manifest.json' is not a manifest"),
+        ({"steps": "1", "files": {}}, "'steps' must be"),
+        ({"steps": 1, "files": []}, "is not a manifest"),
+        ({"steps": 1, "files": {}, "more": 1}, "is not a manifest"),
+        ({"steps": 1, "files": {}, "xxh3_128": "0"}, "is not a manifest"),
+        ({"files": {}}, "is not a manifest"),
+        ({"steps": 1, "files": {}, "items": 1}, "'items' must be"),
+        ({"steps": 1, "files": {}, "stored_as_bytes": 2}, "is not a manifest"),
     ],
 )
 def test_a_hostile_manifest_is_refused(pipe, copied, document, said):
-    _sign_manifest(copied, json.dumps(document)[1:])
+    _sign_manifest(copied, json.dumps({"items": {}, "stored_as_bytes": {}, **document})[1:])
     refused(pipe, copied, said)
 
 
 def _sign_manifest(folder, rest):
     text = rest.encode("latin-1")
-    head = f'{{"format": "panpipe.checkpoint/1", "xxh3_128": "{xxhash.xxh3_128_hexdigest(text)}",\n'
+    head = f'{{"format": "panpipe.checkpoint/2", "xxh3_128": "{xxhash.xxh3_128_hexdigest(text)}",\n'
     (folder / MANIFEST).write_bytes(head.encode() + text)
 
 
 def with_items(folder, **changes):
-    document = json.loads((folder / ITEMS).read_text())
+    document = json.loads((folder / MANIFEST).read_text())
     document["items"].update(changes)
-    (folder / ITEMS).write_text(json.dumps(document))
-    signed(folder)
+    _sign_manifest(
+        folder, json.dumps({key: document[key] for key in ("steps", "files", "items", "stored_as_bytes")})[1:]
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,16 +189,16 @@ def with_items(folder, **changes):
         ({"scheduler": {"a": 1}}, "'scheduler' is an object of 1 .* must be a class name and a state"),
         (
             {"scheduler": ["tuple", "SequentialLR", {"step": "x"}]},
-            "'scheduler.*' of the checkpoint is of another",
+            r"'scheduler\[1\].* is NOTHING in the checkpoint and must be as in the pipeline",
         ),
         ({"optimizer.param_groups.head.bias.lr": "high"}, "'optimizer.param_groups.head.bias.lr' is 'high'"),
-        ({"optimizer.param_groups.head.bias.lr": {}}, "must be a number"),
-        ({"optimizer.param_groups.head.bias.betas": ["tuple", 0.9]}, "must be a list of 2"),
-        ({"stepped.head.bias": 7}, "must be true or false"),
+        ({"optimizer.param_groups.head.bias.lr": {}}, "is an object of 0 .* must be as in the pipeline, 0.0"),
+        ({"optimizer.param_groups.head.bias.betas": ["tuple", 0.9]}, r"must be as in the pipeline, \(0"),
+        ({"stepped.head.bias": 7}, "must be as in the pipeline, True"),
         ({"evil.name": 1}, ""),
-        ({"model.head.bias": 1}, "another file has"),
+        ({"model.head.bias": 1}, "another file or the manifest has"),
         ({"progress.steps": ["object", "core.cluster.mesh:Mesh", [1, 1, None]]}, "unknown tag 'object'"),
-        ({"progress.steps": ["tensor", "float32", [1 << 40], ""]}, "cannot be read"),
+        ({"progress.steps": ["tensor", "float32", [1 << 40], ""]}, "is not a manifest"),
     ],
 )
 def test_hostile_items_are_refused(pipe, copied, changes, said):
@@ -207,9 +212,8 @@ def test_hostile_items_are_refused(pipe, copied, changes, said):
 
 def test_items_of_more_values_than_memory_are_refused(pipe, copied):
     """A list of two bytes takes 60 in memory."""
-    (copied / ITEMS).write_text('{"items":{},"stored_as_bytes":[[]' + ",[]" * 8_000_000 + "]}")
-    signed(copied)
-    refused(pipe, copied, f"{ITEMS}' has more than 8000000 values")
+    _sign_manifest(copied, '"items":{},"stored_as_bytes":[[]' + ",[]" * 8_000_000 + "]}")
+    refused(pipe, copied, "manifest.json' has more than 8000000 values")
 
 
 def with_tensor(folder, name, tensor):
@@ -257,7 +261,7 @@ def test_latest_checkpoint_skips_what_is_not_whole(pipe, written, tmp_path):
     (tmp_path / "step-14").mkdir()
     (tmp_path / "step-13" / MANIFEST).write_text("{}")
     (tmp_path / "step-12" / TENSORS).unlink()
-    os.truncate(tmp_path / "step-11" / ITEMS, 10)
+    os.truncate(tmp_path / "step-11" / TENSORS, 10)
     assert panpipe.latest_checkpoint(tmp_path) == tmp_path / "step-10"
     data = bytearray((tmp_path / "step-10" / TENSORS).read_bytes())
     data[-1] ^= 1

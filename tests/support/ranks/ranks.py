@@ -38,8 +38,8 @@ from panpipe.runtimes.programs.stage_run import StageRun
 from panpipe.runtimes.replan import moving
 from panpipe.runtimes.training.agreement import check_same, compare_initial_weights, model_in_words
 from panpipe.runtimes.update.buckets import Bucket
-from panpipe.runtimes.update.optimizers import describe_update
 from panpipe.runtimes.update.training import Training
+from panpipe.runtimes.update.trials import describe_update
 from panpipe.runtimes.weights import weights_from
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
