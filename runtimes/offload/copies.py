@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,75 +38,44 @@ _CHUNK = 4 << 20
 """Bytes of one call that copies. Between two calls a thread checks whether to stop, and waits to keep to a rate."""
 
 
-class Arena(ABC):
-    """A block of bytes that the copy thread of a device on the CPU reads and writes.
-
-    Attributes:
-        bytes: its size.
-    """
-
-    bytes: int
-
-    @abstractmethod
-    def write(self, offset: int, source: Tensor) -> None:
-        """Copy bytes into the arena.
-
-        Args:
-            offset: where.
-            source: contiguous bytes of the host.
-
-        Raises:
-            OSError: they cannot be written.
-        """
-
-    @abstractmethod
-    def read(self, offset: int, target: Tensor) -> None:
-        """Copy bytes from the arena; arguments as of `write`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Free it."""
-
-
-class MemoryArena(Arena):
-    """An arena in the host's memory."""
+class MemoryArena:
+    """A block of bytes in the host's memory, which the copy thread of a device on the CPU reads and writes."""
 
     def __init__(self, size: int) -> None:
-        self.bytes = size
         self._memory = torch.empty(size, dtype=torch.uint8)
 
     def write(self, offset: int, source: Tensor) -> None:
+        """Copy contiguous bytes of the host into the arena."""
         ctypes.memmove(self._memory.data_ptr() + offset, source.data_ptr(), source.nbytes)
 
     def read(self, offset: int, target: Tensor) -> None:
+        """Copy bytes from the arena."""
         ctypes.memmove(target.data_ptr(), self._memory.data_ptr() + offset, target.nbytes)
 
     def close(self) -> None:
+        """Free it."""
         self._memory = torch.empty(0, dtype=torch.uint8)
 
 
-class FileArena(Arena):
-    """An arena in a file that has no name: the system removes it with the process, whatever ends it.
+class FileArena:
+    """As `MemoryArena`, in a file that has no name: the system removes it with the process, whatever ends it.
 
     Its blocks are reserved when it is created, so that the disk cannot become full during a step, if the file system
     honours the reservation.
-
-    Args:
-        folder: of the file.
 
     Raises:
         RequestError: the folder has less space, or no file can be created there.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
-        self.bytes, self._folder = size, folder
+        self._folder = folder
         try:
-            self._file = _unnamed_file(folder)
+            file = tempfile.TemporaryFile("wb+", buffering=0, dir=folder)  # noqa: SIM115 - closed with this object
         except OSError as error:
             raise RequestError(
                 f"offload_to: no file can be created in {folder} ({error.strerror}): name a folder that can be written"
             ) from error
-        self._end = weakref.finalize(self, os.close, self._file)
+        self._file, self._end = file.fileno(), weakref.finalize(self, file.close)
         try:
             if size:
                 _reserve(self._file, size)
@@ -121,6 +89,7 @@ class FileArena(Arena):
             ) from error
 
     def write(self, offset: int, source: Tensor) -> None:
+        """As of `MemoryArena`; raises OSError if they cannot be written."""
         left = memoryview(source.numpy().data)
         with self._naming_folder():
             while left:
@@ -128,6 +97,7 @@ class FileArena(Arena):
                 left, offset = left[done:], offset + done
 
     def read(self, offset: int, target: Tensor) -> None:
+        """As of `MemoryArena`."""
         left = memoryview(target.numpy().data)
         with self._naming_folder():
             while left:
@@ -137,6 +107,7 @@ class FileArena(Arena):
                 left, offset = left[done:], offset + done
 
     def close(self) -> None:
+        """Free it."""
         self._end()
 
     @contextmanager
@@ -149,29 +120,11 @@ class FileArena(Arena):
             raise
 
 
-def _unnamed_file(folder: Path) -> int:
-    """A new file without a name, open for reading and writing."""
-    if hasattr(os, "O_TMPFILE"):
-        try:
-            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):  # file systems that cannot
-                raise
-    file, name = tempfile.mkstemp(prefix="panpipe-offload-", dir=folder)
-    os.unlink(name)
-    return file
-
-
 def _reserve(file: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:
         os.ftruncate(file, size)
-
-
-def chunks(size: int) -> list[tuple[int, int]]:
-    """Offset and length of each part that one call copies."""
-    return [(start, min(_CHUNK, size - start)) for start in range(0, size, _CHUNK)]
 
 
 class Part(NamedTuple):
@@ -186,67 +139,28 @@ class Part(NamedTuple):
     offset: int
 
 
-class Copy(ABC):
-    """A copy that was issued.
+@define(eq=False)
+class ThreadCopy:
+    """A copy that a thread runs.
 
     Attributes:
-        started_ns, ended_ns: marks of the compute queue's clock, once it has ended; None where they are not known.
+        started_ns, ended_ns: on the clock of the compute queue, once it has ended.
     """
-
-    @property
-    @abstractmethod
-    def started_ns(self) -> Any: ...
-
-    @property
-    @abstractmethod
-    def ended_ns(self) -> Any: ...
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Make what compute does from now on wait for the copy.
-
-        Raises:
-            OffloadError: the copy failed.
-        """
-
-
-class Copies(ABC):
-    """The copies of one device."""
-
-    @abstractmethod
-    def out(self, parts: Sequence[Part]) -> Copy:
-        """Issue a copy from the device into the arena."""
-
-    @abstractmethod
-    def back(self, parts: Sequence[Part], own: Copy) -> Copy:
-        """Issue a copy from the arena to the device, after the one that brought the bytes there."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End what they run on. Copies that were issued may be dropped."""
-
-
-@define(eq=False)
-class ThreadCopy(Copy):
-    """A copy that a thread runs."""
 
     parts: Sequence[Part]
     outward: bool
     own: "ThreadCopy | None" = None
     done: threading.Event = field(factory=threading.Event)
     failure: BaseException | None = None
-    started: int = 0
-    ended: int = 0
-
-    @property
-    def started_ns(self) -> int:
-        return self.started
-
-    @property
-    def ended_ns(self) -> int:
-        return self.ended
+    started_ns: int = 0
+    ended_ns: int = 0
 
     def wait(self) -> None:
+        """Make what compute does from now on wait for the copy.
+
+        Raises:
+            OffloadError: the copy failed.
+        """
         self.done.wait()
         if self.failure is not None:
             raise OffloadError(
@@ -258,20 +172,23 @@ class ThreadCopy(Copy):
 _Jobs = queue.SimpleQueue[ThreadCopy | None]
 
 
-class ThreadCopies(Copies):
+class ThreadCopies:
     """Copies of a device on the CPU: a thread for both directions, or one for each. It runs them in the order of issue.
 
     The threads end with `close`, or when nothing refers to this object any more.
 
     Args:
-        arena: where they go.
         bytes_per_s: they take at least as long as at this rate; None for no such limit.
         name: of the threads.
         separate: whether each direction has a thread of its own.
     """
 
     def __init__(
-        self, arena: Arena, bytes_per_s: float | None = None, name: str = "panpipe copies", separate: bool = False
+        self,
+        arena: MemoryArena | FileArena,
+        bytes_per_s: float | None = None,
+        name: str = "panpipe copies",
+        separate: bool = False,
     ) -> None:
         queues: list[_Jobs] = [queue.SimpleQueue() for _ in range(1 + separate)]
         closed = threading.Event()
@@ -286,17 +203,20 @@ class ThreadCopies(Copies):
             thread.start()
 
     def out(self, parts: Sequence[Part]) -> ThreadCopy:
+        """Issue a copy from the device into the arena."""
         copy = ThreadCopy(parts, True)
         self._out.put(copy)
         return copy
 
-    def back(self, parts: Sequence[Part], own: Copy) -> ThreadCopy:
+    def back(self, parts: Sequence[Part], own: "Copy") -> ThreadCopy:
+        """Issue a copy from the arena to the device, after the one that brought the bytes there."""
         assert isinstance(own, ThreadCopy)
         copy = ThreadCopy(parts, False, own)
         self._back.put(copy)
         return copy
 
     def close(self) -> None:
+        """End the threads. Copies that were issued may be dropped."""
         self._end()
         for thread in self._threads:
             thread.join()
@@ -308,7 +228,7 @@ def _end(queues: Sequence[_Jobs], closed: threading.Event) -> None:
         jobs.put(None)
 
 
-def _work(jobs: _Jobs, arena: Arena, bytes_per_s: float | None, closed: threading.Event) -> None:
+def _work(jobs: _Jobs, arena: MemoryArena | FileArena, bytes_per_s: float | None, closed: threading.Event) -> None:
     """What a thread does: the copies of its queue, until there is None."""
     while True:
         copy = jobs.get()
@@ -317,52 +237,50 @@ def _work(jobs: _Jobs, arena: Arena, bytes_per_s: float | None, closed: threadin
         try:
             if copy.own is not None:
                 copy.own.wait()
-            copy.started = time.perf_counter_ns()
+            copy.started_ns = time.perf_counter_ns()
             _move(copy, arena, bytes_per_s, closed)
         except BaseException as failure:  # the compute thread raises it
             copy.failure = failure
-        copy.ended = time.perf_counter_ns()
+        copy.ended_ns = time.perf_counter_ns()
         copy.parts, copy.own = (), None
         done = copy.done
         del copy  # its storages are to be freed by the one that waits, and at once
         done.set()
 
 
-def _move(copy: ThreadCopy, arena: Arena, bytes_per_s: float | None, closed: threading.Event) -> None:
+def _move(copy: ThreadCopy, arena: MemoryArena | FileArena, bytes_per_s: float | None, closed: threading.Event) -> None:
     begun, moved = time.perf_counter(), 0
     move: Callable[[int, Tensor], None] = arena.write if copy.outward else arena.read
     for data, offset in copy.parts:
-        for start, size in chunks(data.nbytes):
+        for start in range(0, data.nbytes, _CHUNK):
             if closed.is_set():
                 raise RuntimeError("the pipeline was closed")
-            move(offset + start, data[start : start + size])
-            moved += size
+            chunk = data[start : start + _CHUNK]
+            move(offset + start, chunk)
+            moved += chunk.nbytes
             if bytes_per_s is not None:
                 time.sleep(max(0.0, begun + moved / bytes_per_s - time.perf_counter()))
 
 
 @define(eq=False)
-class StreamCopy(Copy):
-    """A copy on a stream."""
+class StreamCopy:
+    """A copy on a stream.
+
+    Attributes:
+        started_ns, ended_ns: events of the stream.
+    """
 
     streams: Streams
     device: torch.device
-    start: Any
-    end: Any
-
-    @property
-    def started_ns(self) -> Any:
-        return self.start
-
-    @property
-    def ended_ns(self) -> Any:
-        return self.end
+    started_ns: Any
+    ended_ns: Any
 
     def wait(self) -> None:
-        self.streams.wait(self.streams.current(self.device), self.end)
+        """Make what compute does from now on wait for the copy."""
+        self.streams.wait(self.streams.current(self.device), self.ended_ns)
 
 
-class StreamCopies(Copies):
+class StreamCopies:
     """Copies of a device with streams, on one stream for both directions. No thread of the host waits for them.
 
     Not run on a GPU yet; tests prove the order with streams that record it.
@@ -381,11 +299,13 @@ class StreamCopies(Copies):
         self._back = streams.named(("copies back", number), device) if separate else self._out
 
     def out(self, parts: Sequence[Part]) -> StreamCopy:
+        """Issue a copy from the device into the arena."""
         return self._copy(self._out, [(self._slot(part), part.data) for part in parts])
 
-    def back(self, parts: Sequence[Part], own: Copy) -> StreamCopy:
+    def back(self, parts: Sequence[Part], own: "Copy") -> StreamCopy:
+        """Issue a copy from the arena to the device, after the one that brought the bytes there."""
         assert isinstance(own, StreamCopy)
-        self._streams.wait(self._back, own.end)
+        self._streams.wait(self._back, own.ended_ns)
         return self._copy(self._back, [(part.data, self._slot(part)) for part in parts])
 
     def close(self) -> None:
@@ -403,3 +323,7 @@ class StreamCopies(Copies):
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
         return StreamCopy(streams, self._device, start, streams.record(stream, timed=True))
+
+
+Copy = ThreadCopy | StreamCopy
+Copies = ThreadCopies | StreamCopies

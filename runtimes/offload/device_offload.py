@@ -28,13 +28,7 @@ from .host_memory import HostMemory
 
 @frozen
 class _View:
-    """A saved tensor as a view of its storage.
-
-    Args:
-        place: its position among the saved tensors.
-        dtype, size, stride, offset: of the view; the offset in elements.
-        conjugate, negative: its bits of these names.
-    """
+    """A saved tensor as a view of its storage, and its position among the saved tensors."""
 
     place: int
     dtype: torch.dtype
@@ -164,8 +158,6 @@ class MovingCopy:
     """A copy that was issued, and what becomes of the storages when compute has waited for it.
 
     Args:
-        copy: the copy.
-        moved: the storages.
         outward: to the host, or back.
     """
 
@@ -197,7 +189,6 @@ class BoundOffload:
     """The copies of a device in a step of certain shapes.
 
     Args:
-        memory: where they go.
         slots: (stage, microbatch) → offset of each storage that leaves.
         staying: stage and name of storages that the plan offloads but that had to stay; added here, each with one
             warning.
@@ -241,11 +232,7 @@ class BoundOffload:
 
 
 class DeviceOffload:
-    """Offload of one device.
-
-    Args:
-        memory: where its saved tensors go.
-    """
+    """Offload of one device to its memory on the host."""
 
     def __init__(self, device: int, memory: HostMemory) -> None:
         self._device, self.memory = device, memory
@@ -253,10 +240,6 @@ class DeviceOffload:
 
     def bind(self, plan: Plan, runs: Stages) -> BoundOffload:
         """The copies of a step, with an arena that is large enough.
-
-        Args:
-            plan: for the step's microbatches.
-            runs: for each microbatch this device's stages by index.
 
         Raises:
             RequestError: there is no space for the arena.
@@ -271,7 +254,6 @@ def slots_of(plan: Plan, device: int, offloaded: Sequence[Mapping[int, Sequence[
     """The slots of a step in a device's arena.
 
     Args:
-        plan: for the step's microbatches.
         offloaded: for each microbatch what leaves of each of its stages. A slot is as large as the largest of them.
     """
     offload = []

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...backends.streams import Streams, streams_of
 from ..devices.available_memory import lockable_bytes
-from .copies import Arena, Copies, FileArena, MemoryArena, StreamCopies, ThreadCopies
+from .copies import Copies, FileArena, MemoryArena, StreamCopies, ThreadCopies
 from .tier import OffloadTier
 
 _SAMPLE = 32 << 20
@@ -35,7 +35,7 @@ class HostMemory:
         self.bytes = 0
         self._copies: Copies | None = None
         self._unpin: Callable[[], object] | None = None
-        self._arena: Arena | None = None
+        self._arena: MemoryArena | FileArena | None = None
 
     @property
     def copies(self) -> Copies:
@@ -96,15 +96,8 @@ class HostMemory:
 
 
 def pin(memory: Tensor, device: torch.device) -> bool:
-    """Page-lock exactly this memory; torch's own allocator of pinned memory rounds up to powers of two.
-
-    Args:
-        memory: on the host.
-        device: the GPU that copies it.
-
-    Returns:
-        Whether the driver does.
-    """
+    """Page-lock exactly this memory, if the driver does; torch's own allocator of pinned memory rounds up to powers of
+    two. ``device`` is the GPU that copies it."""
     if not memory.nbytes:
         return False
     runtime: Any = torch.cuda.cudart()

@@ -12,7 +12,7 @@ from ...core.capture.programs.stage_programs import SavedStorage
 from ...core.errors import RequestError
 from ...core.logs import LOGGER
 from ...core.offload.storages import SMALLEST_BYTES
-from ...core.plan.memory_policy import StageOffload, Storage
+from ...core.plan.memory_policy import Storage
 from ...core.plan.plan import Plan
 from ..devices.available_memory import bytes_left, container_bytes, physical_bytes
 from ..launch.team import Team
@@ -65,12 +65,14 @@ def offloads(
 
 def _log_what_stays(plan: Plan, compiled: Compiled, team: Team) -> None:
     """List the storages of the stages here that could not leave in any plan, each with the reason."""
-    for each in plan.memory.offload:
-        if plan.placement[each.stage] in team.local:
-            for storage, why in kept_storages(each.stage, compiled, plan.placement):
+    small = f"it is smaller than {SMALLEST_BYTES} bytes"
+    for stage in (each.stage for each in plan.memory.offload if plan.placement[each.stage] in team.local):
+        for storage in compiled.programs[stage].storages:
+            why = reason_to_keep(storage, stage, compiled, plan.placement)
+            if why or storage.bytes < SMALLEST_BYTES:
                 LOGGER.info(
                     "stage %d: saved tensor '%s' of %d bytes stays on its device: %s",
-                    each.stage, storage.name, storage.bytes, why,
+                    stage, storage.name, storage.bytes, why or small,
                 )  # fmt: skip
 
 
@@ -118,12 +120,7 @@ def usable_bytes(tier: OffloadTier) -> tuple[int, str]:
 
 
 def reason_to_keep(storage: SavedStorage, stage: int, compiled: Compiled, placement: Sequence[int]) -> str:
-    """Why a storage cannot be offloaded; empty if it can.
-
-    Args:
-        storage: of a stage's saved tensors.
-        placement: device of every stage.
-    """
+    """Why a storage of a stage's saved tensors cannot be offloaded; empty if it can."""
     if storage.boundary and storage.origin in _from_same_device(stage, compiled, placement):
         return "a stage of the same device sends it, and may hold it"
     return storage.held
@@ -138,19 +135,6 @@ def offloadable_storages(stage: int, compiled: Compiled, placement: Sequence[int
     )
 
 
-def kept_storages(stage: int, compiled: Compiled, placement: Sequence[int]) -> tuple[tuple[SavedStorage, str], ...]:
-    """The storages of a stage that stay on the device, each with the reason."""
-    small = f"it is smaller than {SMALLEST_BYTES} bytes"
-    found = (
-        (
-            storage,
-            reason_to_keep(storage, stage, compiled, placement) or (small if storage.bytes < SMALLEST_BYTES else ""),
-        )
-        for storage in compiled.programs[stage].storages
-    )
-    return tuple((storage, why) for storage, why in found if why)
-
-
 def offloaded_storages(plan: Plan, stage: int, compiled: Compiled, *, known: bool = False) -> tuple[SavedStorage, ...]:
     """The storages of a stage that a plan offloads.
 
@@ -158,7 +142,6 @@ def offloaded_storages(plan: Plan, stage: int, compiled: Compiled, *, known: boo
     the first to save are offloaded: the bytes that the graph has for them.
 
     Args:
-        compiled: the programs, for one shape of microbatch.
         known: whether every name must be a storage of this stage that can leave. For other shapes than the example's,
             one that is not there, or that the stage sends on there, stays on the device.
 
@@ -172,7 +155,12 @@ def offloaded_storages(plan: Plan, stage: int, compiled: Compiled, *, known: boo
     named = {storage.name for storage in wanted.storages}
     operators = (named - {storage.name for storage in storages}) & set(compiled.stages[stage])
     if known:
-        _refuse_unknown(wanted, {*(storage.name for storage in storages), *operators})
+        missing = named - {storage.name for storage in storages} - operators
+        if missing:
+            raise RequestError(
+                f"the plan offloads '{min(missing)}' of stage {stage}, which has no saved tensor of that name: correct "
+                "memory.offload, or plan again"
+            )
     saved_by = _saved_by(operators, storages, compiled) if operators else set()
     found = []
     for storage in storages:
@@ -187,15 +175,6 @@ def offloaded_storages(plan: Plan, stage: int, compiled: Compiled, *, known: boo
         if storage.name in named or (storage.name in saved_by and storage.bytes >= SMALLEST_BYTES):
             found.append(storage)
     return tuple(found)
-
-
-def _refuse_unknown(wanted: StageOffload, known: set[str]) -> None:
-    missing = next((storage.name for storage in wanted.storages if storage.name not in known), None)
-    if missing is not None:
-        raise RequestError(
-            f"the plan offloads '{missing}' of stage {wanted.stage}, which has no saved tensor of that name: correct "
-            "memory.offload, or plan again"
-        )
 
 
 def _saved_by(names: set[str], storages: Sequence[SavedStorage], compiled: Compiled) -> set[str]:
