@@ -95,13 +95,14 @@ def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Par
                 f"its stage alone ({key} {wanted.get(key)} and {options.get(key)}): it is called for each stage; "
                 "choose groups and options by the names of parameters, not by their number or order"
             )
-    together.refuse_other(
-        alone,
-        _SAME_OF_ALL,
-        "changes '{}' differently with the parameters of all stages than with those of its stage alone: a pipeline has "
-        "an optimizer for each stage; use one that updates each parameter independently, such as torch.optim.AdamW, or "
-        "a plan of one stage",
-    )
+    for found in alone:  # a tied weight is in several
+        together.refuse_other(
+            [found],
+            _SAME_OF_ALL,
+            "changes '{}' differently with the parameters of all stages than with those of its stage alone: a pipeline "
+            "has an optimizer for each stage; use one that updates each parameter independently, such as "
+            "torch.optim.AdamW, or a plan of one stage",
+        )
 
 
 def check_elementwise(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Parameter]]) -> None:
