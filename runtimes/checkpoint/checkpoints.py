@@ -189,12 +189,7 @@ class Checkpoints:
             ) from error
 
     def _agree(self, mine: list[str | None]) -> None:
-        """Refuse a checkpoint on all ranks, with the same line, if one rank refuses it or has another one.
-
-        Args:
-            mine: for this process, how the checkpoint is damaged, why it does not fit, its manifest's hash, and the
-                name of its folder.
-        """
+        """Refuse a checkpoint on all ranks, with the same line, if one rank refuses it or has another one."""
         damages, misfits, digests, names = zip(*self._team.exchange().gather(mine), strict=True)
         failure = next((each for each in (*damages, *misfits) if each is not None), None)
         if failure is not None:

@@ -45,7 +45,6 @@ class FileRecord:
     """What a file contains.
 
     Args:
-        bytes: its size.
         xxh3_128: the XXH3 hash of its bytes, 128 bits in hexadecimal digits.
     """
 
@@ -145,7 +144,6 @@ def remove_hidden(parent: Path, chosen: Callable[[str], bool]) -> None:
     """Remove hidden folders that a killed process left.
 
     Args:
-        parent: where they are.
         chosen: whether to remove that of a name, which may be shortened.
     """
     for found in parent.glob(f"{_HIDDEN}*"):
@@ -204,8 +202,6 @@ class Manifest:
 
     Args:
         xxh3_128: the hash of the manifest; it identifies the checkpoint.
-        steps: of training.
-        files: name → size and hash.
         items: all parts of the state that are no tensors: plain data.
         stored_as_bytes: tensor whose dtype safetensors does not have → its dtype.
     """

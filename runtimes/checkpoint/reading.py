@@ -153,12 +153,7 @@ class CheckpointReader:
 
 
 def split_of(name: str, tensor: Tensor, ranks: RankTensors) -> Split | None:
-    """How a tensor of a checkpoint is divided over ranks; None if each has all of it.
-
-    Args:
-        name: of the tensor in the checkpoint.
-        tensor: this rank's.
-    """
+    """How a tensor of a checkpoint is divided over ranks; None if each has all of it."""
     section, _, rest = name.partition(".")
     names = [rest]
     if section == "ema":
@@ -185,7 +180,6 @@ def narrowed(parts: Parts, own: Mapping[str, Tensor], ranks: RankTensors) -> Par
 
     Args:
         parts: with whole tensors, and perhaps more than this rank needs.
-        own: this rank's tensors, by name.
     """
     found = dict(parts.tensors)
     for name, tensor in own.items():

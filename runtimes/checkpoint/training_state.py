@@ -52,8 +52,6 @@ class TrainingState:
     Args:
         model: the user's module; tensors of other processes are on meta.
         copy_buffers: copies the values of buffers to their replicas in other stages.
-        scaler: of the loss; None without loss scaling.
-        averages: of the weights, in the order of their creation.
     """
 
     model: nn.Module
@@ -124,7 +122,6 @@ class TrainingState:
 
         Args:
             shapes: of the tensors of all processes or of this one.
-            items: the other entries.
 
         Raises:
             RequestError: the state does not fit.

@@ -187,7 +187,6 @@ def remove_older(newest: Path, keep: int) -> None:
 
     Args:
         newest: the checkpoint that was just written; ones with higher numbers are not counted and not removed.
-        keep: how many remain.
     """
     stem, number = _split(newest.name)
     found = [path for path in _numbered(newest.parent) if _split(path.name)[0] == stem]

@@ -179,7 +179,6 @@ class ThreadCopies:
 
     Args:
         bytes_per_s: they take at least as long as at this rate; None for no such limit.
-        name: of the threads.
         separate: whether each direction has a thread of its own.
     """
 
@@ -264,11 +263,7 @@ def _move(copy: ThreadCopy, arena: MemoryArena | FileArena, bytes_per_s: float |
 
 @define(eq=False)
 class StreamCopy:
-    """A copy on a stream.
-
-    Attributes:
-        started_ns, ended_ns: events of the stream.
-    """
+    """A copy on a stream."""
 
     streams: Streams
     device: torch.device
@@ -287,7 +282,6 @@ class StreamCopies:
 
     Args:
         arena: bytes of the host, pinned where that is possible.
-        device: its GPU.
         separate: whether each direction has a stream of its own.
     """
 

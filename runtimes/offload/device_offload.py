@@ -68,7 +68,6 @@ class MovedStorages:
         data: the storages' bytes, while they are on the device or a copy writes them.
 
     Attributes:
-        device: where they are.
         taken: for each its number among the planned storages.
         staying: numbers of planned storages that stay on the device.
     """
@@ -88,7 +87,6 @@ class MovedStorages:
         tensors have, or return a view where these are none.
 
         Args:
-            saved: the saved tensors.
             planned: the storages that leave, as captured. What else is found to be a view of one leaves with it.
             persistent: storages (by identity) that live for the whole of training, which none of them may be.
         """

@@ -25,9 +25,6 @@ class HostMemory:
     Args:
         device: the torch device whose saved tensors go there.
         separate: whether each direction of the copies has a queue of its own.
-
-    Attributes:
-        bytes: size of the arena.
     """
 
     def __init__(self, tier: OffloadTier, device: torch.device, number: int, separate: bool = False) -> None:

@@ -27,10 +27,6 @@ def offloads(
 ) -> dict[int, DeviceOffload]:
     """The offload of each device of this process; empty where the plan has none. All ranks call this together.
 
-    Args:
-        compiled: the programs of the stages here, for the example's microbatches.
-        where: device of this process → the torch device that it computes on.
-
     Raises:
         RequestError: the plan names storages that are not there or cannot leave, or there is no space for them.
     """

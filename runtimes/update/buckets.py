@@ -143,18 +143,13 @@ class Bucket:
 
     Args:
         parameters: of one dtype and device.
-        sharing: None if each replica has all sums.
-        trained: whether they have gradients.
 
     Attributes:
         memory: the whole tensor; None if replicas share gradients: it then is in a slot while it is used.
         gradients: each parameter's gradient in ``memory``; empty without it.
-        part: the sums of this replica's part; empty without gradients.
-        parts: its slices of parameters.
         values: the parameters of this replica's part, if replicas share parameters; else None.
         elements: of the whole tensor, in equal parts for all replicas.
         own: the elements of this replica's part.
-        offsets: parameter → the place of its first element.
     """
 
     def __init__(
@@ -316,13 +311,8 @@ class Transfers:
 
     Args:
         starts: each starts one; it returns None as long as there is no memory for it.
-        size: bytes that they move.
-        end: called when all have ended.
         most: transfers in flight at a time, and `wait` starts the others; None starts all at once.
         make_room: waits until a transfer that found no memory has some.
-
-    Attributes:
-        bytes: as ``size``.
     """
 
     def __init__(

@@ -38,7 +38,6 @@ class GradientSink:
     Args:
         parameters: whose gradients it gets, by number.
         place: parameter → the place of its gradient, and whether it has a value already. It has one then.
-        begin: called with the parameters when the program begins.
         done: called with a parameter when its gradient is computed, or known to be missing.
     """
 
@@ -97,10 +96,6 @@ class _Filling(NamedTuple):
 class GradientScatter:
     """Sums the gradients of a stage over its replicas, microbatch by microbatch.
 
-    Args:
-        buckets: all of the stage, in the order in which they are computed; more may be added.
-        replicas: the transport to the replicas that is open now.
-
     Attributes:
         reached: the parameters that a backward here computed a gradient of, since `clear`.
     """
@@ -131,7 +126,6 @@ class GradientScatter:
         """The sink of a backward program.
 
         Args:
-            parameters: whose gradients it gets, by number.
             scattered: whether SCATTER_GRAD directly follows the program.
         """
         if not scattered:

@@ -35,7 +35,6 @@ class NamedState:
 
     Args:
         make: created the optimizer; used to find the state of a parameter that it has not stepped yet.
-        parameters: the stage's trained ones; whole.
         shards: this replica's slices, which the optimizer steps; None if it steps whole parameters.
     """
 

@@ -53,7 +53,6 @@ def blank_state(make: OptimizerFactory, name: str, parameter: nn.Parameter) -> d
 
     Args:
         make: creates the optimizer; it is called with a copy of the parameter.
-        name, parameter: the parameter.
     """
     twin = nn.Parameter(torch.zeros_like(parameter))
     made = make([(name, twin)])
@@ -66,9 +65,6 @@ def blank_state(make: OptimizerFactory, name: str, parameter: nn.Parameter) -> d
 
 def stage_optimizer(make: OptimizerFactory, named: Sequence[tuple[str, nn.Parameter]]) -> Optimizer | None:
     """A stage's optimizer.
-
-    Args:
-        named: the stage's trained parameters, at least one.
 
     Returns:
         None if the user's function takes none of them.
@@ -115,11 +111,6 @@ def join_optimizer(
 ) -> None:
     """Add a parameter to the group of a stage's optimizer in which the user's function puts it.
 
-    Args:
-        optimizer: the stage's; None if it had no trained parameter.
-        named: the stage's parameters that are now trained.
-        name: of the new one.
-
     Raises:
         RequestError: there is no optimizer, or the groups are others.
     """
@@ -165,9 +156,6 @@ def text_of(value: Any) -> str:
 
 def check_groups(groups: Mapping[int, Sequence[Mapping[str, str]]]) -> None:
     """Refuse parameter groups that differ between stages: schedulers use their indices.
-
-    Args:
-        groups: stage → the options of each group, from `options_of`.
 
     Raises:
         RequestError: two stages have different groups.
@@ -225,9 +213,6 @@ _READ = ("param_groups", "state", "defaults")
 
 class GivenOptimizer:
     """Creates the stages' optimizers from an optimizer over a model: the same class, groups, options and state.
-
-    Args:
-        given: over parameters of the model.
 
     Raises:
         RequestError: it takes a parameter that the model does not have, or has state of parameters that are DTensors;

@@ -52,11 +52,7 @@ def gathered(table: Tensor) -> tuple[list[Rows], int | None]:
 
 
 def sum_over_replicas(numbers: Sequence[Tensor | float], replicas: Backend, queue: ComputeQueue) -> Tensor:
-    """The sums of all replicas' numbers; the host does not wait for the device.
-
-    Args:
-        numbers: of this replica, scalars.
-    """
+    """The sums of all replicas' numbers; the host does not wait for the device."""
     there = [n if isinstance(n, Tensor) else queue.upload(torch.tensor(n, dtype=torch.float64)) for n in numbers]
     sums = torch.stack([number.double() for number in there])
     replicas.all_reduce(sums).wait()
@@ -68,7 +64,6 @@ def gather_values(value: Any, replicas: Backend, where: torch.device) -> list[An
 
     Args:
         value: of this replica: plain data.
-        where: the device of the tensors.
     """
     data = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
     sizes = torch.zeros(replicas.devices, dtype=torch.int64)

@@ -39,14 +39,11 @@ class Shards:
     """The parts of one stage's optimizer and gradients that this replica holds.
 
     Args:
-        parameters: the stage's trained ones, by name.
         size: most bytes of a bucket; by default ``BUCKET_BYTES``, and less for small stages that share gradients.
         frozen: its other parameters, by name, of which each replica has a part if replicas share parameters.
 
     Attributes:
         buckets: all of the stage; if replicas share gradients, in the order in which they are computed.
-        parts: the slices by the names of their parameters.
-        slots: memory of buckets, if replicas share gradients.
         scatter: sums gradients microbatch by microbatch, if replicas share them; else None.
         shared: the parameters, if replicas share these; else None.
         members: names of the parameters of each group of the optimizer, also of those of which this replica has no

@@ -36,7 +36,6 @@ class SharedParameters:
         divided: whether this replica has its parts alone, or whole parameters during a run. Before, it has the whole
             parameters, and UNSHARD and RESHARD leave them as they are.
         lent: whether the model has whole parameters in memory of its own.
-        buckets: of the stage, with a part of the values each.
         memory_of: parameter → all of its memory, in one dimension; empty until `own_memory`.
     """
 

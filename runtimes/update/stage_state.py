@@ -37,9 +37,6 @@ class StageState:
         parameters: by qualified name; the user's own tensors, or a copy of a tied weight.
         optimizer: creates the stage's optimizer; None for a stage without training.
         replicated: whether its gradients are summed over replicas of the pipeline.
-        device: the stage's device; by default that of its tensors.
-        scheduler: creates the scheduler of its optimizer, stepped after it; None for none.
-        sharing: how replicas share its optimizer; None if each has a whole one.
         split: names of parameters of which replicas hold different parts: their gradients are summed only over the
             replicas with the same part.
         same_parts: this device's transport to them; None if there are no others.
@@ -203,7 +200,6 @@ class StageState:
         """The sink of a backward program: to slots if replicas share gradients, otherwise to ``grad``.
 
         Args:
-            parameters: whose gradients it gets, by number.
             scattered: whether SCATTER_GRAD directly follows the program.
         """
         if self.scatter is not None:
@@ -318,10 +314,6 @@ def make_optimizers(
     states: Mapping[int, StageState], trained: Sequence[Mapping[str, nn.Parameter]], make: OptimizerFactory, team: Team
 ) -> None:
     """Create the optimizers and schedulers of all stages; if one fails, all processes fail.
-
-    Args:
-        trained: the trained parameters of every stage, on meta or not.
-        make: creates an optimizer.
 
     Raises:
         RequestError: the user's functions return objects that a pipeline cannot use.

@@ -60,9 +60,6 @@ class LossScale:
 class Training(Update):
     """How a model is trained.
 
-    Args:
-        optimizer: creates each stage's optimizer; None leaves gradients to the caller.
-
     Raises:
         RequestError: one of them has a value that it cannot have.
     """
@@ -142,7 +139,6 @@ def unscale(parameters: Iterable[nn.Parameter], factor: Tensor | float, where: t
     Args:
         parameters: of one device; those without a gradient are skipped.
         factor: 1 ÷ the factor of the loss, and ÷ what else the gradients are divided by; a scalar.
-        where: their device.
 
     Returns:
         A scalar on the device: 1 if one of them was not finite, otherwise 0.
@@ -177,11 +173,6 @@ def check_scaled(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 
 def check_agreed(total: float, scale: float, members: int) -> None:
     """Refuse a step whose losses were scaled differently.
-
-    Args:
-        total: the sum of all members' scales.
-        scale: of this one.
-        members: how many there are.
 
     Raises:
         RequestError: the scales differ.

@@ -44,7 +44,6 @@ class _Trial:
     """An optimizer that was tried.
 
     Args:
-        kind: its name.
         options: name of a parameter → the options of its group.
         changes: name of a parameter → its update, in one dimension.
     """
@@ -145,7 +144,6 @@ def _try(make: OptimizerFactory, shapes: Mapping[str, Tensor], sharing: Sharing 
     The numbers of a parameter depend on its name and shape alone, so that trials with others draw the same.
 
     Args:
-        shapes: by name, on meta.
         sharing: whose slices are stepped; None for whole parameters.
     """
     generators = {name: torch.Generator().manual_seed(zlib.crc32(name.encode())) for name in shapes}

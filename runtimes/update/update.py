@@ -65,8 +65,6 @@ class NormParameters:
         """The parameters of a plan.
 
         Args:
-            plan: has the parameters of each stage.
-            parameters: the model's, in its order; they may be on meta.
             unused: the stage of each tensor that the example's step does not use.
         """
         first = dict(unused or {})
@@ -138,15 +136,7 @@ class NormParameters:
 
 
 def clipping_factor(norm: Tensor, most: float) -> Tensor:
-    """What gradients are multiplied by so that their norm is at most this, as in ``clip_grads_with_norm_`` of torch.
-
-    Args:
-        norm: the global norm, a scalar.
-        most: the limit.
-
-    Returns:
-        A scalar on the device of ``norm``, at most 1.
-    """
+    """What gradients are multiplied by so that their norm is at most this, as in ``clip_grads_with_norm_`` of torch."""
     return torch.clamp(most / (norm + _EPSILON), max=1.0)
 
 
@@ -162,9 +152,7 @@ class Update:
     """One device's part of the update.
 
     Args:
-        plan: has whether stages wait for each other (``sync``).
         clip_norm: the maximum of the global norm; None without clipping.
-        where: the device of the tensors.
         replicas: the transport to this device's replicas that is open now; None for one replica.
         needs_finite_norm: whether no stage steps if the norm is not finite, also without loss scaling.
 
@@ -275,9 +263,6 @@ class Update:
     def non_finite_norm(self, start_read: StartRead) -> LazyValue[NonFiniteNorm | None]:
         """The global norm of this update if it is not finite, with the parameter that the backward reached first of
         those whose gradients are not finite. None if the norm is finite or was not measured.
-
-        Args:
-            start_read: starts to copy a tensor to the host.
         """
         if self.norm is None or self._norms is None:
             return LazyValue(lambda: None)

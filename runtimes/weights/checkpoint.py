@@ -50,7 +50,6 @@ class Entry:
 
     Args:
         dtype: the format's name of the dtype.
-        shape: of the tensor.
         start: of its bytes in the file.
     """
 
@@ -63,7 +62,6 @@ class TensorFile:
     """A safetensors file, open for reading by name. Only its header is in memory.
 
     Attributes:
-        path: the file.
         entries: name → the tensor's location, in the order of the file.
 
     Raises:
@@ -88,12 +86,7 @@ class TensorFile:
             ) from None
 
     def read_into(self, name: str, tensor: Tensor) -> None:
-        """Overwrite a tensor of the same shape; floating numbers are converted to its dtype.
-
-        Args:
-            name: one of ``entries``.
-            tensor: on any device.
-        """
+        """Overwrite a tensor of the same shape; floating numbers are converted to its dtype."""
         entry = self.entries[name]
         if not tensor.is_contiguous():
             whole = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -139,10 +132,6 @@ def _written_by_torch_save(path: Path) -> RequestError:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     """Write a safetensors file, under a temporary name until it is complete.
-
-    Args:
-        path: of the file; an existing one is replaced.
-        tensors: by name; on any device.
 
     Returns:
         Bytes of the tensors.
@@ -238,13 +227,7 @@ class Checkpoint:
         return self._files[name].entries[name]
 
     def check(self, name: str, kind: str, tensor: Tensor) -> None:
-        """Refuse a tensor of another shape or another kind of dtype than the model's.
-
-        Args:
-            name: the tensor's name in the checkpoint.
-            kind: "parameter" or "buffer".
-            tensor: the model's; may be on meta.
-        """
+        """Refuse a tensor of another shape or another kind of dtype than the model's."""
         entry, where = self.entry(name), self._files[name].path
         if entry.shape != tuple(tensor.shape):
             raise RequestError(
@@ -259,22 +242,13 @@ class Checkpoint:
             )
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite tensors with those of the checkpoint, in the order of the files' bytes.
-
-        Args:
-            tensors: by name in the checkpoint.
-        """
+        """Overwrite tensors with those of the checkpoint, in the order of the files' bytes."""
         order = {name: (str(self._files[name].path), self.entry(name).start) for name in tensors}
         for name in sorted(tensors, key=lambda name: order[name]):
             self._files[name].read_into(name, tensors[name])
 
     def lacking(self, missing: Sequence[str], wanted: int) -> RequestError:
-        """The error for parameters that the checkpoint does not have.
-
-        Args:
-            missing: their names; at least one.
-            wanted: how many the step reads.
-        """
+        """The error for parameters that the checkpoint does not have."""
         named = first_of([f"'{name}'" for name in missing])
         fix = _prefix_advice(missing, self._files) or "give the checkpoint of this model"
         return RequestError(
@@ -362,10 +336,6 @@ def write_part(folder: Path, number: int, parts: int, tensors: Mapping[str, Tens
     Args:
         folder: created if it does not exist.
         number: of the part, from 0.
-        parts: how many there are.
-
-    Returns:
-        The file's name, and bytes of its tensors.
 
     Raises:
         RequestError: the file cannot be written.
@@ -386,9 +356,7 @@ def write_index(folder: Path, where: Mapping[str, str], size: int) -> None:
     """Write the index, last: it makes a checkpoint complete.
 
     Args:
-        folder: the checkpoint's.
         where: name of a tensor → its file.
-        size: bytes of all tensors.
     """
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
     write_whole(folder / INDEX, [json.dumps(index, indent=2).encode()])

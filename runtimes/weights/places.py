@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 @frozen
 class Place:
-    """An attribute of a module that holds a tensor.
-
-    Args:
-        path: qualified name of the module.
-        leaf: the tensor's name in it.
-    """
+    """An attribute of a module that holds a tensor."""
 
     path: str
     module: nn.Module

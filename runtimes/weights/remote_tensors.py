@@ -31,7 +31,6 @@ class RemoteTensor(Tensor):
     """A parameter or buffer that another process holds; see `make_remote`.
 
     Attributes:
-        held_as: its qualified name.
         holder: the process that holds it, such as ``rank 1``.
     """
 
@@ -89,12 +88,7 @@ class _RemoteParameter(RemoteTensor, nn.Parameter):
 
 
 def make_remote(tensor: Tensor, name: str, holder: str) -> None:
-    """Make a tensor refuse every operation that needs its values.
-
-    Args:
-        tensor: a parameter, or a buffer; it stays the same object.
-        holder: the process that holds it, such as ``rank 1``.
-    """
+    """Make a tensor refuse every operation that needs its values."""
     _marked(tensor, name, holder)
 
 

@@ -22,7 +22,6 @@ def save_checkpoint(folder: Path, model: nn.Module, team: Team, frozen: bool = T
 
     Args:
         folder: one that all ranks can access.
-        model: the user's module; tensors of other processes are on meta.
         frozen: whether tensors without ``requires_grad`` are written.
 
     Raises:

@@ -81,7 +81,6 @@ class FromModules(Weights):
 
     Args:
         init: called for each module; None for the module's own ``reset_parameters``.
-        seed: of the random numbers.
     """
 
     model: nn.Module
@@ -162,7 +161,6 @@ class FromCheckpoint(Weights):
     """Values of a checkpoint, for tensors on meta and for others; those that it does not have, by initialisation.
 
     Args:
-        checkpoint: the checkpoint.
         rest: initialises buffers that the checkpoint does not have.
     """
 
