@@ -228,17 +228,13 @@ class StateCopy:
         for gpu in gpus:  # the optimizer changes the tensors next
             torch.cuda.current_stream(gpu).synchronize()
         self._buffers = tensors
-        return Parts(tensors, {name: _copied(item) for name, item in parts.items.items()})
+        return Parts(tensors, copy.deepcopy(parts.items))
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         kept = self._buffers.get(name)
         if kept is not None and (kept.shape, kept.dtype) == (tensor.shape, tensor.dtype):
             return kept
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-
-
-def _copied(item: Any) -> Any:
-    return item if isinstance(item, bool | int | float | str | None) else copy.deepcopy(item)
 
 
 class BackgroundSave:

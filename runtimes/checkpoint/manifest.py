@@ -178,7 +178,7 @@ def cannot_write(path: Path, error: Exception) -> str:
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "panpipe.checkpoint/2"
-LIMITS = Limits(size=1 << 30, depth=100, values=8_000_000)
+LIMITS = Limits(size=1 << 30)
 """Limits of a manifest; 100,000 parameters with 20 options each have some 100 MB and 3 million values."""
 _FILE = re.compile(r"tensors-\d{5}-of-\d{5}\.safetensors")
 _HEAD = re.compile(rb'\{"format": "([ -!#-\[\]-~]{1,100})", "xxh3_128": "([0-9a-f]{32})",\n')

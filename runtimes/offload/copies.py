@@ -22,8 +22,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,34 +89,27 @@ class FileArena:
 
     def write(self, offset: int, source: Tensor) -> None:
         """As of `MemoryArena`; raises OSError if they cannot be written."""
-        left = memoryview(source.numpy().data)
-        with self._naming_folder():
-            while left:
-                done = os.pwritev(self._file, [left], offset)
-                left, offset = left[done:], offset + done
+        self._all(os.pwritev, offset, source)
 
     def read(self, offset: int, target: Tensor) -> None:
         """As of `MemoryArena`."""
-        left = memoryview(target.numpy().data)
-        with self._naming_folder():
+        self._all(os.preadv, offset, target)
+
+    def _all(self, move: Callable[[int, Sequence[memoryview], int], int], offset: int, data: Tensor) -> None:
+        left = memoryview(data.numpy().data)
+        try:
             while left:
-                done = os.preadv(self._file, [left], offset)
+                done = move(self._file, [left], offset)
                 if not done:
                     raise OSError(errno.EIO, f"the file ends before byte {offset}")
                 left, offset = left[done:], offset + done
+        except OSError as error:
+            error.filename = f"file of saved tensors in {self._folder}"  # the file has no name
+            raise
 
     def close(self) -> None:
         """Free it."""
         self._end()
-
-    @contextmanager
-    def _naming_folder(self) -> Iterator[None]:
-        """Add the folder to an error of the system, because the file has no name."""
-        try:
-            yield
-        except OSError as error:
-            error.filename = f"file of saved tensors in {self._folder}"
-            raise
 
 
 def _reserve(file: int, size: int) -> None:

@@ -1,6 +1,5 @@
 """The memory on the host that the saved tensors of one device go to: its arena, and the copies to and from it."""
 
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -14,9 +13,6 @@ from ...backends.streams import Streams, streams_of
 from ..devices.available_memory import lockable_bytes
 from .copies import Copies, FileArena, MemoryArena, StreamCopies, ThreadCopies
 from .tier import OffloadTier
-
-_SAMPLE = 32 << 20
-"""Bytes of the copy that shows how fast pageable memory is."""
 
 
 class HostMemory:
@@ -81,14 +77,12 @@ class HostMemory:
         return StreamCopies(arena, streams, self._device, self._number, self._separate)
 
     def _not_pinned(self, arena: Tensor) -> str:
-        """The warning that copies use pageable memory, with the limit that may be the reason, and what it costs."""
+        """The warning that copies use pageable memory, with the limit that may be the reason."""
         left = lockable_bytes()
         limit = "" if left is None or left >= arena.nbytes else f" (ulimit -l leaves {left} bytes)"
-        rate = pageable_rate(arena, self._device)
         return (
             f"the host pins no {arena.nbytes} bytes for the saved tensors of device {self._number}{limit}: copies use "
-            f"pageable memory, and the host waits for them, about {1e9 / rate:.3g} s for each GB out or back; raise "
-            "ulimit -l, or offload less"
+            "pageable memory, which is slower, and the host waits for them; raise ulimit -l, or offload less"
         )
 
 
@@ -110,15 +104,3 @@ def unpin(memory: Tensor, device: torch.device) -> None:
     torch.cuda.synchronize(device)
     runtime: Any = torch.cuda.cudart()
     runtime.cudaHostUnregister(memory.data_ptr())
-
-
-def pageable_rate(memory: Tensor, device: torch.device) -> float:
-    """Bytes per second of a copy from memory that is not pinned to a device, the second of two."""
-    source = memory[:_SAMPLE]
-    took = 0.0
-    for _ in range(2):
-        begun = time.perf_counter()
-        source.to(device)
-        torch.cuda.synchronize(device)
-        took = time.perf_counter() - begun
-    return source.nbytes / max(took, 1e-9)

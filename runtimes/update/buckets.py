@@ -70,9 +70,10 @@ class Slots:
         if any(slot is known for known in self.all):
             self._free.append(slot)
 
-    def drop(self, slot: Tensor) -> None:
-        """Forget a slot to which something may still be written."""
-        self.all = [known for known in self.all if known is not slot]
+    def forget(self) -> None:
+        """Forget all slots, to which transfers that failed may still write."""
+        self.all, self._free = [], []
+        self.in_flight.clear()
 
     def grow(self, buckets: Iterable["Bucket"]) -> None:
         """Make the slots large enough for some buckets, on their device; no slot may be in use."""
@@ -107,10 +108,6 @@ class Sharing:
     order: tuple[str, ...] = ()
     slots: Slots | None = None
     split: frozenset[str] | None = None
-
-    def copies(self, name: str, replicas: int) -> int:
-        """How many of some replicas, tensor ranks included, have the same part of a parameter."""
-        return 1 if self.split is None or name in self.split else replicas // self.count
 
 
 @define(eq=False)

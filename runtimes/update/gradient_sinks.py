@@ -175,11 +175,8 @@ class GradientScatter:
 
     def clear(self) -> None:
         """Forget all gradients, also those of a step that failed, whose transfers may never end."""
-        for filling in self._filling.values():
-            self._slots.give_back(filling.slot)
-        for _, slot, _, _ in self._in_flight:
-            self._slots.drop(slot)
-            self._slots.in_flight.remove(self._finish_earliest)
+        if self._filling or self._in_flight:
+            self._slots.forget()
         for held in (self._filling, self._in_flight, self._summed, self._has_apart, self.reached):
             held.clear()
         self._next = 0

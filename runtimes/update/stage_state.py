@@ -181,7 +181,8 @@ class StageState:
     def copies(self, name: str, replicas: int) -> int:
         """How many of some replicas have the same part of a parameter, that of a tensor rank or of sharing."""
         if self.sharing is not None:
-            return self.sharing.copies(name, replicas)
+            split = self.sharing.split
+            return 1 if split is None or name in split else replicas // self.sharing.count
         return 1 if self._same_parts is None else self._same_parts.devices
 
     @cached_property

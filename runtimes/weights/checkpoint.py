@@ -328,35 +328,3 @@ def _prefix_advice(missing: Sequence[str], names: Iterable[str]) -> str:
         if all(name.removeprefix(prefix) in there for name in missing):
             return f"it has them without '{prefix}': give the module with these names, or rename them there"
     return ""
-
-
-def write_part(folder: Path, number: int, parts: int, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
-    """Write one process's part of a checkpoint.
-
-    Args:
-        folder: created if it does not exist.
-        number: of the part, from 0.
-
-    Raises:
-        RequestError: the file cannot be written.
-    """
-    name = f"model-{number + 1:05d}-of-{parts:05d}.safetensors"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(f"cannot create folder '{folder}': {error.strerror}; give another") from None
-    if (folder / SINGLE).exists():
-        raise RequestError(
-            f"'{folder}' has a {SINGLE}, which readers would read instead of the new files: give another folder"
-        )
-    return name, write_tensors(folder / name, tensors)
-
-
-def write_index(folder: Path, where: Mapping[str, str], size: int) -> None:
-    """Write the index, last: it makes a checkpoint complete.
-
-    Args:
-        where: name of a tensor → its file.
-    """
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
-    write_whole(folder / INDEX, [json.dumps(index, indent=2).encode()])

@@ -1,12 +1,13 @@
 """Saving a pipeline's weights: every process writes its part of the model, and each tensor is written once."""
 
+import json
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
 from ..launch.team import Team
-from .checkpoint import write_index, write_part
+from .checkpoint import INDEX, SINGLE, write_tensors, write_whole
 from .places import places, tensor_at
 
 Part = tuple[str, int, list[str]]
@@ -43,17 +44,26 @@ def save_checkpoint(folder: Path, model: nn.Module, team: Team, frozen: bool = T
         nonlocal failure
         if team.replica > 0 or device != process:  # another thread of this process
             return None
+        file = f"model-{sorted(claims).index(process) + 1:05d}-of-{len(claims):05d}.safetensors"
         try:
-            return *write_part(folder, sorted(claims).index(process), len(claims), mine), list(mine)
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / SINGLE).exists():
+                raise RequestError(
+                    f"'{folder}' has a {SINGLE}, which readers would read instead of the new files: give another folder"
+                )
+            return file, write_tensors(folder / file, mine), list(mine)
+        except OSError as error:
+            failure = RequestError(f"cannot create folder '{folder}': {error.strerror}; give another")
         except RequestError as error:
             failure = error
-            return None
+        return None
 
     written = team.everywhere(write)
     team.agree(failure)
     parts = [found for found in written if found is not None]
     where = {name: file for file, _, names in parts for name in names}
-    team.decide(lambda: write_index(folder, where, sum(size for _, size, _ in parts)))
+    index = {"metadata": {"total_size": sum(size for _, size, _ in parts)}, "weight_map": dict(sorted(where.items()))}
+    team.decide(lambda: write_whole(folder / INDEX, [json.dumps(index, indent=2).encode()]))
 
 
 def savable(model: nn.Module) -> dict[str, Tensor]:

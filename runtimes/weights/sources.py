@@ -16,6 +16,7 @@ from attrs import define, field
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
+from ..flat_bytes import flat_bytes
 from ..watch.activity import HERE
 from .checkpoint import Checkpoint
 from .places import Place, allocate, places, tensor_at, unallocated
@@ -243,17 +244,11 @@ def _take_over(place: Place, tensor: Tensor) -> None:
 
 
 def _mark_unset(tensor: Tensor) -> None:
-    with torch.no_grad():
-        if tensor.is_floating_point() or tensor.is_complex():
-            tensor.fill_(float("nan"))
-        elif tensor.dtype.itemsize == 1:  # as bytes, so that the mark of a bool is neither of its values
-            tensor.view(torch.uint8).fill_(_UNSET_BYTE)
-        else:
-            tensor.fill_(_mark(tensor.dtype))
-
-
-def _mark(dtype: torch.dtype) -> int:
-    return int.from_bytes(bytes([_UNSET_BYTE] * dtype.itemsize), "little", signed=dtype.is_signed)
+    """Mark a tensor, which has memory of its own, as not initialised."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.detach().fill_(float("nan"))
+    else:
+        tensor.untyped_storage().fill_(_UNSET_BYTE)  # in a bool neither of its values
 
 
 def _unset(tensor: Tensor) -> bool:
@@ -262,9 +257,7 @@ def _unset(tensor: Tensor) -> bool:
     if tensor.is_floating_point() or tensor.is_complex():
         # The sum takes no memory; if it is NaN, perhaps because of infinities of both signs, each element is checked.
         return bool(tensor.sum().isnan()) and bool(tensor.isnan().any())
-    if tensor.dtype.itemsize == 1:
-        return tensor.numel() > 0 and bool((tensor.view(torch.uint8) == _UNSET_BYTE).all())
-    return tensor.numel() > 0 and bool((tensor == _mark(tensor.dtype)).all())
+    return tensor.numel() > 0 and bool((flat_bytes(tensor) == _UNSET_BYTE).all())
 
 
 def _no_init(place: Place) -> RequestError:
