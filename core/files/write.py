@@ -4,6 +4,7 @@ The temporary name is random, and the file is created by this process alone (``O
 direct the write elsewhere by a link. Permissions follow the umask; a file that is replaced keeps its own.
 """
 
+import errno
 import os
 import secrets
 import stat
@@ -99,11 +100,14 @@ def new_file(folder: Path, name: str) -> tuple[int, Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a folder's entries to the disk, where the file system can."""
-    with suppress(OSError):
+    """Write a folder's entries to the disk, where the file system can and the folder may be read."""
+    with suppress(PermissionError):
         number = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(number)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
         finally:
             os.close(number)
 

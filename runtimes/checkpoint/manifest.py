@@ -8,14 +8,12 @@ It is written last.
 Files are written once, hashed while they are written, and synchronized to disk.
 """
 
-import contextlib
 import errno
 import os
 import re
 import secrets
 import shutil
-import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from ...core.documents import check_format
 from ...core.errors import RequestError, in_a_line
 from ...core.files.json_reader import check_values, values_in
 from ...core.files.limits import Limits
+from ...core.files.read import open_regular, read_bytes
 from ...core.plain_data import decode, encode
 from ...core.wording import first_of
 from ..watch.activity import HERE
@@ -77,53 +76,15 @@ def read_record(path: Path) -> FileRecord:
     """The size and hash of an existing file.
 
     Raises:
-        OSError: it cannot be read, or is a link or no regular file.
+        OSError, RequestError: it cannot be read.
     """
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_PIECE_BYTES))
-    size = 0
-    with _regular(path) as descriptor:
-        while count := os.readv(descriptor, [buffer]):
+    digest, buffer, size = xxhash.xxh3_128(), memoryview(bytearray(_PIECE_BYTES)), 0
+    with open_regular(path) as file:
+        while count := file.readinto(buffer):
             HERE.count += 1
             digest.update(buffer[:count])
             size += count
     return FileRecord(size, digest.hexdigest())
-
-
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The bytes of a small file.
-
-    Raises:
-        OSError: it cannot be read, has more than ``most_bytes``, or is a link or no regular file.
-    """
-    with _regular(path) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {most_bytes >> 20} MiB", str(path))
-    return data
-
-
-@contextlib.contextmanager
-def _regular(path: Path) -> Iterator[int]:
-    # Without O_NONBLOCK, opening a named pipe waits for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Synchronize the entries of a folder to disk: files that were created or renamed in it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # the file system has no such operation
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def hidden_folder(path: Path) -> Path:
@@ -245,14 +206,11 @@ def read_manifest(folder: Path) -> Manifest:
         RequestError: there is none, it is damaged, or it is of another format.
     """
     path = folder / MANIFEST_NAME
-    try:
-        data = read_regular(path, LIMITS.size)
-    except (FileNotFoundError, NotADirectoryError):
-        raise RequestError(none_there(folder)) from None
-    except OSError as error:
-        raise RequestError(
-            f"cannot read '{path}': {error.strerror}; every rank must be able to read the checkpoint"
-        ) from None
+    if not os.path.lexists(path):
+        raise RequestError(none_there(folder))
+    if path.is_symlink():
+        raise RequestError(f"cannot read '{path}', which is a link: {_INCOMPLETE}")
+    data = read_bytes(path, LIMITS.size)
     head = _HEAD.match(data)
     if head is not None:
         check_format(head[1].decode(), FORMAT, f"'{path}'")

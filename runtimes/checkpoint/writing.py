@@ -18,6 +18,7 @@ from typing import Any
 from attrs import frozen
 
 from ...core.errors import RequestError, refuse_other_kinds
+from ...core.files.write import sync_folder
 from ..launch.team import Exchange
 from .manifest import (
     DCP_METADATA,
@@ -32,7 +33,6 @@ from .manifest import (
     remove_folder,
     remove_hidden,
     shortened,
-    sync_folder,
     write_durable,
 )
 from .reading import CheckpointReader
