@@ -156,27 +156,26 @@ class Shards:
         for part in self.parts.values():
             part.value.grad = None  # its memory is overwritten, or its sums are used up
         replicas, slots = self.sharing.replicas(), self.slots
+
+        def start(bucket: Bucket) -> Gathered | None:
+            if slots is None:
+                assert bucket.memory is not None
+                return Gathered(bucket.gather(replicas, bucket.memory), partial(bucket.assign, bucket.memory))
+            if not slots.has_free:
+                return None
+            slot = slots.take()
+            memory = bucket.memory_in(slot)
+
+            def end() -> None:
+                bucket.assign(memory)
+                slots.give_back(slot)
+
+            return Gathered(bucket.gather(replicas, memory), end)
+
+        starts = [partial(start, bucket) for bucket in self.buckets]
         if slots is None:
-            return Transfers([partial(self._gather, bucket, replicas) for bucket in self.buckets], self.bytes)
-        starts = [partial(self._gather_in, slots, bucket, replicas) for bucket in self.buckets]
+            return Transfers(starts, self.bytes)
         return Transfers(starts, self.bytes, most=SLOTS, make_room=slots.make_room)
-
-    def _gather(self, bucket: Bucket, replicas: Backend) -> Gathered:
-        memory = bucket.memory
-        assert memory is not None
-        return Gathered(bucket.gather(replicas, memory), partial(bucket.assign, memory))
-
-    def _gather_in(self, slots: Slots, bucket: Bucket, replicas: Backend) -> Gathered | None:
-        if not slots.has_free:
-            return None
-        slot = slots.take()
-        memory = bucket.memory_in(slot)
-
-        def end() -> None:
-            bucket.assign(memory)
-            slots.give_back(slot)
-
-        return Gathered(bucket.gather(replicas, memory), end)
 
     def narrow_optimizer(self, optimizer: Optimizer) -> None:
         """Replace the whole parameters in an optimizer by the slices of this replica, with the state that it has."""
