@@ -163,8 +163,9 @@ class MemoryPeak:
         counted = len(gradients), sum(len(optimizer.state) for optimizer in optimizers)
         if counted != self._counted:  # they are created in the first steps
             kept = (of_one.values() for optimizer in optimizers for of_one in optimizer.state.values())
-            own = (t for s in self._states for t in (*s.parameters.values(), *s.buffers.values()))
+            own = (t for s in self._states for t in (*s.parameters.values(), *s.updated.values(), *s.buffers.values()))
             every = (*own, *gradients, *(value for of_one in kept for value in of_one if isinstance(value, Tensor)))
-            self._held = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in every}.values())
+            with torch._C.DisableTorchFunctionSubclass():  # parameters that replicas share refuse other uses now
+                self._held = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in every}.values())
             self._counted = counted
         return self._held + saved
