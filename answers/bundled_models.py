@@ -202,17 +202,28 @@ def _constructed(name: str, bundled: Bundled, length: int, transformers: Any) ->
         if bundled.classes is None:
             others = {key: value for key, value in bundled.config.items() if key != "model_type"}
             config = transformers.AutoConfig.for_model(bundled.config["model_type"], **others)
-            kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            maps = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+                    transformers.MODEL_FOR_MASKED_LM_MAPPING)  # fmt: skip
+            kind = next((known[type(config)] for known in maps if type(config) in known), None)
+            if kind is None:
+                raise RequestError(f"transformers has no language model of model_type '{config.model_type}' ({name})")
         else:
             config = getattr(transformers, bundled.classes[0])(**bundled.config)
             kind = getattr(transformers, bundled.classes[1])
         for limit in ("max_position_embeddings", "n_positions"):
             if bundled.sequence is not None and hasattr(config, limit):
                 setattr(config, limit, max(length, getattr(config, limit)))
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = 0  # which token it is costs nothing
         if config._attn_implementation != "eager":
             config._attn_implementation = _attention(transformers)
         with torch.device("meta"):
-            model: nn.Module = kind(config).to(getattr(torch, bundled.dtype)).train()
+            try:
+                made = kind(config)
+            except ValueError:  # attention with other scores, such as Gemma 2's
+                config._attn_implementation = "eager"
+                made = kind(config)
+            model: nn.Module = made.to(getattr(torch, bundled.dtype)).train()
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         if name in BUNDLED:
             raise

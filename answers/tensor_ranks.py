@@ -35,9 +35,14 @@ from ..core.tensor_collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, MAX, R
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM pads the vocabulary to a multiple of this × tensor ranks (``--make-vocab-size-divisible-by``)."""
 
-PLANS = {"gpt2": {"c_attn": "colwise", "c_fc": "colwise", "c_proj": "rowwise"}}
-"""Layers that are split, by ``model_type``, where transformers has no ``base_model_tp_plan``: those whose output
-features are (columns), and those whose input features are (rows)."""
+COLUMN, ROW = "colwise", "rowwise"
+"""Styles of layers whose output features are split, and of those whose input features are."""
+PLANS = {
+    "gpt2": {"c_attn": COLUMN, "c_fc": COLUMN, "c_proj": ROW},
+    "bert": {"self.query": COLUMN, "self.key": COLUMN, "self.value": COLUMN, "intermediate.dense": COLUMN,
+             "output.dense": ROW},
+}  # fmt: skip
+"""Layers that are split, by ``model_type``, where transformers has no ``base_model_tp_plan``."""
 
 Step = Callable[[nn.Module, Any], Any]
 
@@ -51,8 +56,11 @@ def check_tensor_ranks(name: str, model: nn.Module, sizes: dict[str, int], tenso
     Raises:
         RequestError: there is no plan for its class, or a size is no multiple of ``tensor``.
     """
-    styles = set(_plan(model).values())
-    if not {"colwise", "rowwise"} <= styles or styles - {"colwise", "rowwise", *_WHOLE}:
+    plan = _plan(model)
+    styles = set(plan.values())
+    mixed = tuple(name.rpartition(".")[0] for name, each in model.named_modules() if _is_mixture(each))
+    shared = any(name.startswith(mixed) and _style(plan, name) for name, _ in model.named_modules())
+    if not {COLUMN, ROW} <= styles or styles - {COLUMN, ROW, *_WHOLE} or shared:
         raise RequestError(
             f"--tp splits the linear layers of language models for which transformers has a plan, and '{name}' is a "
             f"{type(model).__name__}: leave --tp out"
@@ -65,15 +73,24 @@ def check_tensor_ranks(name: str, model: nn.Module, sizes: dict[str, int], tenso
             )
 
 
-_WHOLE = ("embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_output", "colwise_rep")
+_WHOLE = (
+    "embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_output", "colwise_rep", "packed_colwise",
+    "moe_tp_experts",
+)  # fmt: skip
 """Other styles of transformers' plans, for layers that are whole here, or whose split does not depend on the plan."""
 
 
 def _plan(model: nn.Module) -> dict[str, str]:
-    """How each layer is split, by the last part of its name."""
+    """How each layer is split, by the end of its name."""
     config: Any = model.config
     given = getattr(config, "base_model_tp_plan", None) or PLANS.get(config.model_type, {})
-    return {path.rpartition(".")[2]: style for path, style in given.items()}
+    return {path.rpartition("*.")[2]: style for path, style in given.items()}
+
+
+def _style(plan: dict[str, str], name: str) -> str | None:
+    """How a layer is split; None for a whole one."""
+    found = (style for end, style in plan.items() if f".{name}".endswith(f".{end}"))
+    return next((style for style in found if style in (COLUMN, ROW)), None)
 
 
 def model_of_rank(model: nn.Module, tensor: int, rank: int = 0, *, tokens: int | None = None) -> tuple[nn.Module, Step]:
@@ -92,11 +109,13 @@ def model_of_rank(model: nn.Module, tensor: int, rank: int = 0, *, tokens: int |
     """
     plan, summed = _plan(model), _Summed(tensor if tokens is not None else 1)
     for name, module in model.named_modules():
-        style = plan.get(name.rpartition(".")[2])
-        if style == "colwise":
+        style = _style(plan, name)
+        if style == COLUMN:
             _split_column(module, tensor)
-        elif style == "rowwise":
+        elif style == ROW:
             _split_row(module, tensor, summed)
+        elif _is_mixture(module):
+            _split_experts(model.get_submodule(name.rpartition(".")[0]), module, tensor, summed)
         elif hasattr(module, "split_size"):  # GPT-2's attention cuts query, key and value by it
             module.split_size //= tensor
     if tokens is not None:
@@ -108,6 +127,8 @@ def model_of_rank(model: nn.Module, tensor: int, rank: int = 0, *, tokens: int |
     part = _EmbeddingOfRank(embedding, own, rank * own, summed)
     model.set_submodule(next(name for name, module in model.named_modules() if module is embedding), part)
     head.weight = part.weight if tied else _meta((own, embedding.embedding_dim), head.weight)
+    if head.bias is not None:
+        head.bias = _meta((own,), head.bias)
     return model, partial(_step_of_rank, rank * own, tokens)
 
 
@@ -163,7 +184,7 @@ def share_experts(name: str, model: nn.Module, ranks: int) -> None:
     Raises:
         RequestError: there are none, or the ranks cannot share them equally.
     """
-    mixtures: list[Any] = [m for m in model.modules() if getattr(getattr(m, "gate_up_proj", None), "ndim", 0) == 3]
+    mixtures: list[Any] = list(filter(_is_mixture, model.modules()))
     if ranks > 1 and not mixtures:
         raise RequestError(f"--ep {ranks} is for mixture models, and '{name}' has no experts: leave it out")
     for module in mixtures:
@@ -178,6 +199,21 @@ def share_experts(name: str, model: nn.Module, ranks: int) -> None:
             )
         module.gate_up_proj, module.down_proj = (_part(each, 0, ranks) for each in (up, down))
         module.forward = partial(_mixed, module, ranks)
+
+
+def _is_mixture(module: nn.Module) -> bool:
+    """Whether a module is the experts of a layer, whose parameters are of all of them."""
+    return getattr(getattr(module, "gate_up_proj", None), "ndim", 0) == 3
+
+
+def _split_experts(block: nn.Module, experts: Any, tensor: int, summed: _Summed) -> None:
+    """1/t of the inner features of each expert, and the sum of all ranks' results of the block with its router."""
+    experts.gate_up_proj, experts.down_proj = (
+        _part(experts.gate_up_proj, 1, tensor),
+        _part(experts.down_proj, 2, tensor),
+    )
+    whole = block.forward
+    block.forward = lambda hidden: summed(whole(hidden))
 
 
 def _mixed(module: Any, ranks: int, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -220,7 +256,7 @@ def _split_row(module: Any, tensor: int, summed: _Summed) -> None:
     module.weight = _part(module.weight, 1 if linear else 0, tensor)
 
     def forward(x: Tensor) -> Tensor:
-        whole = summed(x @ (module.weight.t() if linear else module.weight))
+        whole = summed(nn.functional.linear(x, module.weight) if linear else x @ module.weight)
         return whole if module.bias is None else whole + module.bias
 
     module.forward = forward

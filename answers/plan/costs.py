@@ -106,6 +106,7 @@ def _with_common_parameters(graph: OpGraph, cluster: GroupedCluster, *, shares: 
             node,
             optimizer_s=node.optimizer_s / parts + node.gradient_bytes * rates[own],
             state_bytes=node.state_bytes - node.optimizer_bytes + ceil(node.optimizer_bytes / parts),
+            copies=parts,
         )
 
     return evolve(graph, nodes=tuple(map(changed, graph.nodes))) if kinds else graph

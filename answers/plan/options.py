@@ -75,7 +75,7 @@ class PlanOptions:
     kernels: str = declared(
         "How the kernels of a described device are written: one for each operator; a layer's operators along rows and "
         "element by element together, as torch.compile does with each layer; these of the whole model, with "
-        "FlashAttention-3 and sums of weight gradients in products, as Transformer Engine has them.",
+        "the attention of Transformer Engine and sums of weight gradients in products.",
         "eager", metavar="eager|compiled|fused", choices=KERNELS,
     )  # fmt: skip
     sequence_parallel: bool = declared(

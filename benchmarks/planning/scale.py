@@ -32,7 +32,6 @@ from panpipe.core.schedules.one_f_one_b import one_f_one_b
 from panpipe.core.schedules.problem import ScheduleProblem
 
 from benchmarks.driver import argument_parser, report
-from benchmarks.plan_command import plan_command
 
 OPERATORS, DEVICES, MICROBATCHES = 1000, 512, 1024
 MODELS = {
@@ -92,27 +91,26 @@ def graph(uneven: bool) -> OpGraph:
 
 def cases(folder: Path) -> dict[str, tuple[float, list[str]]]:
     """Goals in processor seconds and commands, by name; writes their files."""
-    simulate = [str(Path(sys.executable).with_name("panpipe")), "simulate", "--json"]
+    command = str(Path(sys.executable).with_name("panpipe"))
+    simulate, plan = [command, "simulate", "--json"], [command, "plan", "--json"]
     found: dict[str, tuple[float, list[str]]] = {}
-    for name, goal, plan in (
+    for name, goal, given in (
         ("simulate 64 × 4,096", 30, uniform_plan(64, 4096)),
         ("simulate 256 × 1,024", 15, uniform_plan(256, 1024)),
         ("simulate 16 × 64, 8 replicas", 2, uniform_plan(16, 64, data=8)),
     ):
         path = folder / f"{len(found)}.json"
-        plan.save(path)
+        given.save(path)
         found[name] = goal, [*simulate, str(path)]
     (folder / "cluster.json").write_text(cluster_json(switched(DEVICES)), encoding="utf-8")
     for uneven in (False, True):
         path = folder / f"{len(found)}.json"
         path.write_text(graph_json(graph(uneven)), encoding="utf-8")
-        command = plan_command(
-            "--graph", str(path), "--cluster", str(folder / "cluster.json"), "--microbatches", str(MICROBATCHES)
-        )
-        found[f"plan 1,000 {'random' if uneven else 'equal'} operators, {DEVICES} devices"] = 60, command
+        request = ["--graph", str(path), "--cluster", str(folder / "cluster.json"), "--microbatches", str(MICROBATCHES)]
+        found[f"plan 1,000 {'random' if uneven else 'equal'} operators, {DEVICES} devices"] = 60, [*plan, *request]
     for name, (goal, model, cluster, microbatches, *options) in MODELS.items():
-        command = plan_command("--model", model, "--cluster", cluster, "--microbatches", microbatches, *options)
-        found[name] = goal, command
+        request = ["--model", model, "--cluster", cluster, "--microbatches", microbatches, *options]
+        found[name] = goal, [*plan, *request]
     return found
 
 

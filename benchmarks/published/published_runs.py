@@ -189,7 +189,7 @@ def _nemo_fp8() -> list[Run]:
         Run(name=f"{name} in fp8, on {gpus} H100", source=NEMO, sequence=sequence, samples=samples, assumed="",
             config={**config, **NO_DROPOUT} if config["model_type"] == "gpt2" else config,
             cluster=f"{gpus // 8}x8xH100" if gpus > 8 else "8xH100", microbatches=samples // size,
-            step_s=samples * sequence / (gpus * rate),
+            step_s=samples * sequence / (gpus * rate), fitted=sequence in (16384, 32768, 131072),
             options=(*pipelined(pipeline, gpus // (tensor * pipeline * context), tensor, chunks), *ENGINE, "--cp",
                      str(context), "--dtype", "fp8"))
         for name, config, gpus, samples, size, sequence, tensor, pipeline, context, chunks, rate in rows
@@ -246,7 +246,7 @@ def _fsdp() -> list[Run]:
                 microbatches=8 // context, step_s=32768 / rate, memory_bytes=gibibytes * 2**30,
                 options=(*sharded(8 // context, 32, "all"), "--kernels", "compiled", "--dtype", "fp8", "--cp",
                          str(context)),
-                assumed="context ranks hold copies of what replicas share")
+                assumed="context ranks share what replicas share")
         )  # fmt: skip
     for overlap, dtype, rate in (("none", "bf16", 597.3), ("all", "bf16", 652.4), ("none", "fp8", 809.8),
                                  ("all", "fp8", 942.4)):  # fmt: skip

@@ -150,8 +150,8 @@ class _Fit:
         """Names of the numbers to fit, in order."""
         return (*(f"efficiency.{kind}" for kind in self._kinds), "effective_memory_bytes_per_s", "launch_overhead_s")
 
-    def _times(self, x: Floats) -> tuple[Floats, Floats, Floats]:
-        """Per kernel its seconds without the launch and the index of the number that limits it; per sample its seconds.
+    def _errors(self, x: Floats) -> Floats:
+        """Logarithms of predicted ÷ measured time.
 
         Args:
             x: logarithms of efficiencies, of the share of the bandwidth, and of the launch.
@@ -160,22 +160,8 @@ class _Fit:
         efficiency, share, launch_s = numbers[:-2][self._kind], numbers[-2], numbers[-1]
         arithmetic_s = np.where(self._limited, self._arithmetic_s / efficiency, self._arithmetic_s)
         memory_s = self._memory_s / np.where(self._limited, share, efficiency)
-        by_memory = memory_s > arithmetic_s
-        work_s = np.where(by_memory, memory_s, arithmetic_s)
-        limit = np.where(by_memory & self._limited, len(self._kinds), self._kind)
-        seconds = np.bincount(self._sample, launch_s + work_s, len(self._measured))
-        return work_s, limit, seconds.astype(np.float64)
-
-    def _errors(self, x: Floats) -> Floats:
-        return np.asarray(np.log(self._times(x)[2]) - self._measured)
-
-    def _slopes(self, x: Floats) -> Floats:
-        """Derivatives of the errors: a larger efficiency shortens the kernels that it limits."""
-        work_s, limit, seconds = self._times(x)
-        slopes = np.zeros((len(seconds), len(x)))
-        np.subtract.at(slopes, (self._sample, limit.astype(np.int64)), work_s)
-        slopes[:, -1] = np.exp(x[-1]) * np.bincount(self._sample, minlength=len(seconds))
-        return np.asarray(slopes / seconds[:, None])
+        seconds = np.bincount(self._sample, launch_s + np.maximum(arithmetic_s, memory_s), len(self._measured))
+        return np.asarray(np.log(seconds) - self._measured)
 
     def device(self, start: DeviceType | None = None) -> tuple[DeviceType, tuple[str, ...]]:
         """The base with the best-fitting numbers, searched from ``start``; and the names that the samples determine."""
@@ -185,10 +171,8 @@ class _Fit:
         low = np.log([*[LEAST_EFFICIENCY] * (len(numbers) - 1), LEAST_LAUNCH_S])
         high = np.log([*[1.0] * (len(numbers) - 1), MOST_LAUNCH_S])
         first = np.clip(np.log(np.maximum(numbers, LEAST_LAUNCH_S)), low + 1e-6, high - 1e-6)
-        found = least_squares(
-            self._errors, first, jac=self._slopes, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER, xtol=1e-10
-        )
-        determined = np.abs(self._slopes(found.x)).max(axis=0) > 0
+        found = least_squares(self._errors, first, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER, xtol=1e-10)
+        determined = np.abs(found.jac).max(axis=0) > 0
         values = np.where(determined, np.exp(found.x), numbers)
         names = tuple(name for name, known in zip(self._names, determined, strict=True) if known)
         *fitted, share, launch_s = (float(value) for value in values)

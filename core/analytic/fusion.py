@@ -6,7 +6,7 @@
                 it reads its inputs from memory once, and writes what others read, as the kernels of torch.compile do
                 where it compiles each layer (torchtitan, ``apply_compile``); the head and the loss are eager. Of a
                 model without layers all operators
-``fused``       these of the whole model, attention at the rate of FlashAttention-3 and cuDNN where the device has it
+``fused``       these of the whole model, attention at the rate that libraries reach where the device has one
                 (``fused_attention_efficiency``), and products that add weight gradients themselves: the kernels of
                 Transformer Engine and Megatron-LM
 ==============  ====================================================================================================
@@ -193,7 +193,6 @@ class Sections:
         """Per operator what it is the first to save, where sections compute what is within them again.
 
         Args:
-            lone: the operators.
             found: per operator what it is the first to save with a kernel for each operator.
         """
         nodes = self.operators.nodes

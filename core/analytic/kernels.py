@@ -63,9 +63,7 @@ def kernel_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     """The kernel of one call.
 
     Args:
-        target: the overload that is called.
         args, kwargs: its arguments; tensors may be fake.
-        result: its result.
 
     Returns:
         None for a call without a kernel: a view, a memory allocation, a number.

@@ -20,7 +20,7 @@ from ..tensor_collectives import ALL_GATHER
 from .attention import written_out_cores
 from .fusion import Sections
 from .kernels import Kernel
-from .kinds import ATTENTION, EAGER, FUSED
+from .kinds import ATTENTION, COMPILED, EAGER, FUSED
 from .optimizers import DEFAULT, Optimizer, find_optimizer
 from .roofline import FP8, kernels_s
 from .saved_storages import Storage, saved_storages
@@ -160,7 +160,9 @@ def model_work(
     """
     lone, works = _works(operators)
     sections = None if kernels == EAGER else Sections(operators, joined=kernels == FUSED)
-    storages = saved_storages(lone, works)
+    # The head and the loss next to compiled layers are PyTorch's own.
+    plain = [each.name for each in lone if kernels == COMPILED and not is_in_layer(each.name)]
+    storages = saved_storages(lone, works, plain)
     if sections is not None:
         storages = sections.saved(lone, storages)
     if gathers_again:
@@ -352,13 +354,7 @@ def _state(values: Mapping[str, Tensor], names: Iterable[str]) -> tuple[tuple[tu
 
 
 def with_state(graph: OpGraph, operators: Operators, optimizer: Optimizer) -> OpGraph:
-    """A graph with other times, such as measured ones, with the state of an optimizer added.
-
-    Args:
-        graph: of these operators.
-        operators: of the captured step.
-        optimizer: it determines the state's size.
-    """
+    """A graph with other times, such as measured ones, with the state of an optimizer added."""
     values = _parameter_values(operators)
     seen: set[str] = set()
     nodes = []

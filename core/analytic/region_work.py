@@ -55,10 +55,6 @@ class _Counted(TorchDispatchMode):
 def region_work(operator: LoneOperator, number: int) -> RegionWork:
     """Run a region once on random inputs of the shapes that it reads.
 
-    Args:
-        operator: the region's operator.
-        number: number of the region.
-
     Raises:
         RequestError: its inputs would be too large, or it does not run on random ones.
     """

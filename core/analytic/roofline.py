@@ -21,8 +21,6 @@ def kernel_s(kernel: Kernel, device: DeviceType, products: str = "") -> float:
     """Seconds of one kernel: the launch, and the longer of its arithmetic and its memory traffic.
 
     Args:
-        kernel: its FLOPs and bytes.
-        device: the type of device.
         products: number type in which products run, where it is one of `PRODUCTS` of their operands'.
 
     Raises:
@@ -61,7 +59,6 @@ def rate_of(device: DeviceType, number_type: str, products: str = "") -> float:
     """Peak FLOP/s of a device for matrix products.
 
     Args:
-        device: the type of device.
         number_type: of the operands.
         products: number type in which products run; TF32 if the device has it.
 

@@ -37,19 +37,23 @@ class Storage:
     origin: Origin | None = None
 
 
-def saved_storages(lone: Sequence[LoneOperator], works: Sequence[TracedOperator]) -> list[list[Storage]]:
+def saved_storages(
+    lone: Sequence[LoneOperator], works: Sequence[TracedOperator], plain: Collection[str] = ()
+) -> list[list[Storage]]:
     """The storages that each operator is the first to save.
 
     Args:
-        lone: the operators, in the graph's order.
-        works: their work.
+        plain: names of operators that save what autograd saves: nothing is computed again.
     """
     places = {(i, at): each for i, own in enumerate(_first_saved(lone, works)) for at, each in enumerate(own)}
     kept = {each.name for each in places.values() if each.name is not None}
     left = {
-        place: each for place, each in places.items() if each.cast is None or not _follows(each.cast, lone, works, kept)
+        place: each
+        for place, each in places.items()
+        if lone[place[0]].name in plain or each.cast is None or not _follows(each.cast, lone, works, kept)
     }
     narrow = _narrow_sources(lone, works, left)
+    narrow = {place: sources for place, sources in narrow.items() if lone[place[0]].name not in plain}
     chosen: list[list[Storage]] = [[] for _ in lone]
     for place, each in left.items():
         sources = narrow.get(place)
@@ -104,13 +108,7 @@ def _follows(name: str, lone: Sequence[LoneOperator], works: Sequence[TracedOper
 def _narrow_sources(
     lone: Sequence[LoneOperator], works: Sequence[TracedOperator], saved: Mapping[Place, Storage]
 ) -> dict[Place, dict[str, int]]:
-    """What is saved in place of wide tensors that the backward computes again: name of a node → bytes.
-
-    Args:
-        lone: the operators.
-        works: their work.
-        saved: the storages, in the order of the operators.
-    """
+    """What is saved in place of wide tensors that the backward computes again: name of a node → bytes."""
     values, owner = lone[0].operators.values, lone[0].operators.owner
     place = {operator.name: i for i, operator in enumerate(lone)}
     held, locked = {each.name for each in saved.values() if each.name is not None}, set[str | None]()

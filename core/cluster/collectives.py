@@ -103,10 +103,8 @@ def collective_phases(
     """The phases of a collective, in order; empty for one device or no bytes.
 
     Args:
-        cluster: the cluster with the links.
         devices: the members' numbers in the cluster; in the order of replicas if some of them share.
         size_bytes: S.
-        operation: the collective.
         algorithm: None takes the one that is fastest on idle links, as NCCL's tuning does. Hierarchical becomes the
             ring if no distance divides the members into equal groups.
         sharers: number of consecutive members that share the tensor; None for all.
@@ -293,10 +291,6 @@ def ring_order(cluster: Cluster, members: tuple[int, ...]) -> tuple[int, ...]:
 
     From each member the ring continues with the nearest remaining one, by latency, by rate, or by number. The result is
     the order whose ring is the fastest on idle links; of equal ones, the first in this list.
-
-    Args:
-        cluster: the cluster with the links.
-        members: their numbers in the cluster, ascending.
     """
 
     def rate(a: int, b: int) -> float:

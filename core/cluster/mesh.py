@@ -244,7 +244,6 @@ def parse_mesh(text: str, tensor: bool = False) -> MeshShape:
     """Read a mesh such as ``pp=4``, ``pp=4,dp=2`` or ``dp=2,pp=4``.
 
     Args:
-        text: the mesh.
         tensor: whether it may have a dimension ``tp``.
 
     Raises:

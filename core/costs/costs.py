@@ -7,7 +7,7 @@ from cattrs.gen import make_dict_unstructure_fn, override
 
 from ..actions import Action, Kind
 from ..documents import converter
-from .graph import OpGraph, stage_of_nodes
+from .graph import OpGraph, fewest_copies, stage_of_nodes
 from .reductions import TensorReductions, sum_of
 
 
@@ -66,6 +66,7 @@ class StageCosts:
         collectives: measured times of the collectives over the stage's replicas; None if the links decide.
         gathered_bytes: memory of the parameters that replicas share, and of values computed from parameters alone,
             while the parameters are gathered; 0 for a whole stage.
+        copies: see ``OpNode``.
     """
 
     forward_s: float
@@ -87,6 +88,7 @@ class StageCosts:
     largest_gradient_bytes: int = 0
     collectives: CollectiveTimes | None = None
     gathered_bytes: int = 0
+    copies: int = 1
 
     @property
     def full_backward_s(self) -> float:
@@ -128,6 +130,7 @@ converter.register_unstructure_hook(
         largest_gradient_bytes=_later,
         collectives=_later,
         gathered_bytes=_later,
+        copies=_later,
     ),
 )
 
@@ -193,6 +196,7 @@ def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageC
                 workspace_bytes=max((node.workspace_bytes for node in nodes), default=0),
                 reductions=sum_of(node.reductions for node in nodes),
                 largest_gradient_bytes=max((node.undivided_bytes for node in nodes), default=0),
+                copies=fewest_copies(nodes),
             )
         )
     return tuple(result)

@@ -8,7 +8,7 @@ order into consecutive stages.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class OpNode:
             them together.
         trained_bytes: of those of its parameters that get a gradient; None for all of them.
         frozen: names of those that get none, where the graph has them.
+        copies: number of context and expert ranks with the same parameters, which share what replicas share.
     """
 
     name: str
@@ -60,6 +61,7 @@ class OpNode:
     largest_gradient_bytes: int = 0
     trained_bytes: int | None = None
     frozen: tuple[str, ...] = ()
+    copies: int = 1
 
     @property
     def held_parameter_bytes(self) -> int:
@@ -88,6 +90,11 @@ class OpNode:
         return self.state_bytes + self.shared_bytes
 
 
+def fewest_copies(nodes: Iterable[OpNode]) -> int:
+    """The ``copies`` of several operators together."""
+    return min((node.copies for node in nodes if node.parameter_bytes), default=1)
+
+
 # Fields added later are omitted at their default, so that older files keep their bytes.
 _later = override(omit_if_default=True)
 converter.register_unstructure_hook(
@@ -103,6 +110,7 @@ converter.register_unstructure_hook(
         largest_gradient_bytes=_later,
         trained_bytes=_later,
         frozen=_later,
+        copies=_later,
     ),
 )
 
@@ -244,7 +252,6 @@ def with_reduction_times(graph: OpGraph, rings: Rings, overlap: Overlap | None =
 
     Args:
         graph: the graph with times of computation only.
-        rings: times of exchanges.
         overlap: what of all-reduces over tensor ranks is exposed; None for all.
     """
     shares = overlap or Overlap()

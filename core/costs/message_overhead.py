@@ -68,9 +68,9 @@ class MessageTimes:
         return _between(self.receive, size)
 
 
-def typical(seen: Sequence[MessageTimes], quantile: float) -> MessageTimes:
-    """Message times at a quantile, between 0 and 1, of the measured times of each size."""
-    return MessageTimes(_quantiles([s.send for s in seen], quantile), _quantiles([s.receive for s in seen], quantile))
+def shortest(seen: Sequence[MessageTimes]) -> MessageTimes:
+    """The shortest measured times of each size."""
+    return MessageTimes(*(_least([getattr(each, end) for each in seen]) for end in ("send", "receive")))
 
 
 def with_message_times(
@@ -82,9 +82,6 @@ def with_message_times(
 
     Args:
         costs: costs of the stages' programs, without messages.
-        placement: device of every stage.
-        edges: the messages between the stages.
-        times: times of a message.
     """
     forward, back = [0.0] * len(costs), [0.0] * len(costs)
     for edge in edges:
@@ -112,9 +109,5 @@ def _between(known: Mapping[int, float], size: int) -> float:
     return float(numpy.interp(size, sizes, [known[s] for s in sizes])) if sizes else 0.0
 
 
-def _quantiles(seen: Sequence[Mapping[int, float]], quantile: float) -> dict[int, float]:
-    values: dict[int, list[float]] = {}
-    for each in seen:
-        for size, seconds in each.items():
-            values.setdefault(size, []).append(seconds)
-    return {size: float(numpy.quantile(found, quantile)) for size, found in sorted(values.items())}
+def _least(seen: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    return {size: min(each[size] for each in seen if size in each) for size in sorted(set().union(*seen))}

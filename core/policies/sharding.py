@@ -16,8 +16,9 @@ level           what happens in a step                                       wha
 ==============  ===========================================================  ====================================
 
 With ``Mesh.sharing`` only groups of this many consecutive replicas share, and sums go over all groups (HSDP): n is the
-size of a group. A plan has a level for each of its stages. Costs are those of a whole stage, everywhere;
-`replica_costs` is what one replica holds and computes.
+size of a group. Context and expert ranks with the same parameters share gradients and parameters, too (``copies``);
+their costs have their part of the optimizer already. A plan has a level for each of its stages. Costs are those of a
+whole stage, everywhere; `replica_costs` is what one replica holds and computes.
 
 With ``gradients`` a backward writes its gradients to *buckets*, each in a *slot* of memory. A complete bucket is summed
 over the replicas while the backward continues, and then its slot is free again::
@@ -176,16 +177,14 @@ def part_of(cost: StageCosts, replicas: int, level: str = OPTIMIZER, *, slots: b
     if level == NONE:
         return cost
     optimizer = ceil(cost.optimizer_bytes / replicas)
-    gradients = cost.gradient_bytes
+    gradients, sharers = cost.gradient_bytes, replicas * cost.copies
     if part_of_gradients(level):
-        gradients = ceil(gradients / replicas) + (slots_of_stage(cost) if slots else 0)
+        gradients = ceil(gradients / sharers) + (slots_of_stage(cost) if slots else 0)
     part = evolve(cost, gradient_bytes=gradients, optimizer_bytes=optimizer, optimizer_s=cost.optimizer_s / replicas)
     if not part_of_parameters(level):
         return part
     whole = cost.parameter_bytes
-    return evolve(
-        part, parameter_bytes=ceil(whole / replicas), shared_bytes=0, gathered_bytes=whole + cost.shared_bytes
-    )
+    return evolve(part, parameter_bytes=ceil(whole / sharers), shared_bytes=0, gathered_bytes=whole + cost.shared_bytes)
 
 
 def part_of_graph(graph: OpGraph, replicas: int, level: str = OPTIMIZER) -> OpGraph:
@@ -197,10 +196,11 @@ def part_of_graph(graph: OpGraph, replicas: int, level: str = OPTIMIZER) -> OpGr
         return graph
     nodes = []
     for node in graph.nodes:
-        part = ceil(node.gradient_bytes / replicas)
+        sharers = replicas * node.copies
+        part = ceil(node.gradient_bytes / sharers)
         gradients = part if part_of_gradients(level) else node.gradient_bytes
         whole = node.held_parameter_bytes
-        held = ceil(whole / replicas) if part_of_parameters(level) else whole
+        held = ceil(whole / sharers) if part_of_parameters(level) else whole
         held += gradients + ceil(node.optimizer_bytes / replicas)
         nodes.append(evolve(node, state_bytes=held, optimizer_s=node.optimizer_s / replicas))
     return evolve(graph, nodes=tuple(nodes))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...core.actions import Kind
 from ...core.costs.costs import StageCosts
-from ...core.costs.message_overhead import MessageTimes, typical, with_message_times
+from ...core.costs.message_overhead import MessageTimes, shortest, with_message_times
 from ...core.errors import RequestError
 from ...core.logs import LOGGER
 from ...core.plan.plan import Plan
@@ -214,7 +214,7 @@ def measured_costs(plan: Plan, costs: Sequence[StageCosts], steps: Sequence[Meas
             found[program] = min(found.get(program, float("inf")), statistics.fmean(times))
     again = plan.memory.recompute
     own = [_updated(cost, i, found, i in again) for i, cost in enumerate(costs)]
-    updated = with_message_times(own, plan.placement, plan.edges, typical([messages for _, messages in steps], 0.0))
+    updated = with_message_times(own, plan.placement, plan.edges, shortest([messages for _, messages in steps]))
     # Replicas that share an optimizer step a part of it each; the cost is of the whole.
     return tuple(
         evolve(cost, optimizer_s=found[i, Kind.STEP] * (plan.mesh.data if shards(plan, i) else 1))

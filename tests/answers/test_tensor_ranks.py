@@ -7,6 +7,7 @@ from threading import Barrier, local
 
 import pytest
 import torch
+from attrs import evolve
 from panpipe.answers import bundled_models
 from panpipe.answers.bundled_models import make
 from panpipe.answers.tensor_ranks import model_of_rank
@@ -27,7 +28,12 @@ HIDDEN, LAYERS, TOKENS = 128, 1, 32
 SMALL = {
     "gpt": bundled_models._gpt2(LAYERS, 8, HIDDEN, vocab_size=1024),
     "llama": bundled_models._llama(LAYERS, 8, 4, HIDDEN, 256, vocab_size=1024),
+    "mixtral": evolve(
+        bundled_models._llama(LAYERS, 8, 4, HIDDEN, 256, vocab_size=1024, num_local_experts=4),
+        classes=("MixtralConfig", "MixtralForCausalLM"),
+    ),
 }
+ROTARY = ("llama", "mixtral")
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +68,18 @@ def test_rank_has_its_part_of_weights_and_computation_and_two_all_reduces_a_bloc
     assert sizes == [hidden] * (2 * LAYERS + 1) + [TOKENS * 4] * 3
     assert back == [hidden] * (2 * LAYERS + 1) + [TOKENS * 4] * 2
     assert all(not each.work.forward_reduced for each in whole_work.operators)
+
+
+def test_ranks_share_the_layers_of_an_encoder(monkeypatch):
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": HIDDEN, "intermediate_size": 256}
+    bert = evolve(bundled_models.BUNDLED["bert-large"], config=sizes)
+    monkeypatch.setitem(bundled_models.BUNDLED, "bert", bert)
+    whole, (part, step, batch) = make("bert", 1, TOKENS)[0], make("bert", 1, TOKENS, 2)
+    layer, own = whole.bert.encoder.layer[0], part.bert.encoder.layer[0]
+    weights = [m.weight for m in layer.modules() if isinstance(m, nn.Linear)]
+    assert [m.weight.numel() for m in own.modules() if isinstance(m, nn.Linear)] == [w.numel() // 2 for w in weights]
+    work = model_work(operators_of(capture_step(part, step, batch)))
+    assert sum(size == 4 * TOKENS * HIDDEN for each in work.operators for size in each.work.forward_reduced) == 3
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -193,6 +211,8 @@ def rank_s_part(name, tensor, rank, shape):
     """The part of a whole weight that a rank holds: cut along the dimension in which the shapes differ."""
     if "c_attn" in name:  # query, key and value next to each other, each of them cut
         return torch.cat([third.chunk(2, -1)[rank] for third in tensor.chunk(3, -1)], -1)
+    if "gate_up_proj" in name:  # of each expert
+        return torch.cat([half.chunk(2, 1)[rank] for half in tensor.chunk(2, 1)], 1)
     for dimension, size in enumerate(shape):
         if size != tensor.shape[dimension]:
             return tensor.narrow(dimension, rank * size, size)
@@ -208,7 +228,7 @@ def test_ranks_together_compute_the_loss_and_gradients_of_the_whole_model(name, 
     for parameter in whole.parameters():
         nn.init.normal_(parameter, std=0.2)
     tokens = torch.randint(0, whole.config.vocab_size, (2, 8))
-    if name == "llama":  # its rotary table was on meta, too
+    if name in ROTARY:  # its rotary table was on meta, too
         whole.model.rotary_emb = type(whole.model.rotary_emb)(whole.config)
     loss = step(whole, {"tokens": tokens})
     loss.backward()
@@ -217,7 +237,7 @@ def test_ranks_together_compute_the_loss_and_gradients_of_the_whole_model(name, 
     for rank in range(2):
         part, part_step = model_of_rank(make(name, 2, 8)[0], 2, rank)
         part = part.to_empty(device="cpu").double().eval()
-        if name == "llama":
+        if name in ROTARY:
             part.model.rotary_emb = type(whole.model.rotary_emb)(whole.config)
         given = dict(whole.named_parameters())
         for key, parameter in part.named_parameters():

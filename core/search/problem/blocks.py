@@ -8,7 +8,7 @@ from functools import cached_property
 
 from attrs import evolve, frozen
 
-from ...costs.graph import OpEdge, OpGraph, OpNode
+from ...costs.graph import OpEdge, OpGraph, OpNode, fewest_copies
 from ...costs.layers import layer_blocks
 from ...costs.reductions import sum_of
 from ...errors import RequestError
@@ -128,6 +128,7 @@ def _joined(nodes: Sequence[OpNode]) -> OpNode:
         workspace_bytes=max(node.workspace_bytes for node in nodes),
         parameters=tuple(dict.fromkeys(name for node in nodes for name in node.parameters)),
         frozen=tuple(dict.fromkeys(name for node in nodes for name in node.frozen)),
+        copies=fewest_copies(nodes),
     )
 
 
