@@ -165,7 +165,7 @@ def test_plan_with_tensor_ranks_is_simulated_as_predicted(tmp_path, capsys, monk
 
 @pytest.mark.slow
 def test_model_that_fits_with_no_tensor_ranks_is_infeasible(capsys):
-    options = ("--model", "llama", "--sequence", "64", "--tp", "2", "--memory-limit", "100kB", "--mesh", "pp=4,dp=1")
+    options = ("--model", "llama", "--sequence", "64", "--tp", "2", "--memory-limit", "1.1MB", "--mesh", "pp=4,dp=1")
     assert plan(*options) == 3
     assert "smallest change that fits" in capsys.readouterr().err
 
