@@ -4,6 +4,7 @@ import json
 
 import pytest
 from panpipe.core.cluster.catalog import device_type, find_cluster
+from panpipe.core.cluster.catalog.registry import catalogue
 from panpipe.core.cluster.cluster import cluster_json
 from panpipe.core.errors import RequestError
 
@@ -155,3 +156,13 @@ def test_a_wrong_catalogue_file_is_refused_in_one_line(lab, text, message):
     assert str(lab) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "unknown error" not in str(caught.value)
+
+
+def test_aliases_are_not_inherited(lab):
+    own = '[devices.H20Z]\nlike = "H20X"\ntitle = "Another"\n'
+    lab.write_text(
+        LAB.replace('title = "An accelerator of our own"', 'title = "An"\naliases = ["twenty"]') + own, encoding="utf-8"
+    )
+    extended = catalogue().with_file(lab.read_text(encoding="utf-8"), "lab")
+    assert extended.device("twenty").name == "H20X"
+    assert extended.device("H20Z").aliases == ()

@@ -166,3 +166,11 @@ def test_a_mesh_joins_any_two_devices_of_a_machine_directly():
     assert len(pairs) == 2 * 6
     assert {link.bytes_per_s for link in cluster.links if {link.a, link.b} in pairs} == {20e9}
     assert 3e9 in {link.bytes_per_s for link in cluster.links}
+
+
+def test_parts_of_a_node_keep_the_first_devices_and_their_share_of_the_nics():
+    cluster = find_cluster("4xA100-40GB")
+    assert [hub.name for hub in cluster.hubs] == ["nvswitch", "pcie0", "pcie1", "host0"]
+    assert [hub.name for hub in find_cluster("2x4xA100-80GB").hubs if hub.kind == "nic"] == [
+        "node0.nic0", "node0.nic1", "node1.nic0", "node1.nic1"]  # fmt: skip
+    assert len(find_cluster("H100").devices) == 1
