@@ -15,9 +15,9 @@ from .core.capture.regions.breaks import StepFunction
 from .core.cluster.cluster import Cluster
 from .core.cluster.mesh import Mesh
 from .core.errors import RequestError, refuse_other_kinds, without_own_frames
-from .core.name_suggestions import nearest
 from .core.plan.plan import Plan
 from .core.search import longest_path
+from .core.wording import nearest
 from .runtimes.build import build_pipeline, refuse_arguments, unwrapped
 from .runtimes.devices.devices import Names
 from .runtimes.launch.launch import rank_of_job

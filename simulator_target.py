@@ -11,10 +11,10 @@ from .core.analytic.optimizers import Optimizer
 from .core.capture.export.operators import Operators, tensor_bytes
 from .core.cluster.catalog import required_type
 from .core.cluster.cluster import Cluster
-from .core.compile_notice import compile_notice
 from .core.costs.costs import StageCosts, stage_costs
 from .core.costs.graph import OpGraph
 from .core.errors import RequestError
+from .core.numba_cache import compile_notice
 from .core.plan.plan import Plan
 from .core.search.choose import search_plans
 from .core.search.problem.blocks import Blocks

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from ..core.errors import RequestError
 from ..core.files.json_reader import parse_json
 from ..core.files.read import read_text
-from ..core.name_suggestions import nearest
+from ..core.wording import nearest
 
 if TYPE_CHECKING:
     from torch import nn

@@ -31,10 +31,9 @@ def explore(
     except ImportError as error:
         raise RequestError(f"panpipe explore needs {error.name}: pip install 'panpipe[explore]'") from None
     from ..core.cluster.catalog.find import find_cluster
-    from ..explore.app import Explorer
+    from ..explore.app import Explorer, serve
     from ..explore.question import FileQuestion, PlanQuestion, Question, UniformQuestion
     from ..explore.results import open_results
-    from ..explore.serve import serve
 
     results = open_results(files or [])
     start: Question = UniformQuestion()

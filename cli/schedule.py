@@ -9,8 +9,7 @@ from rich.text import Text
 
 from ..answers.options import argument, json_flag, option, takes
 from ..answers.output import check_writable, note, print_json, print_table
-from ..answers.schedule import build_schedule
-from ..answers.uniform import UniformStages, numbers
+from ..answers.uniform import UniformStages, build_schedule, numbers
 from ..core.actions import Action, Kind
 from ..core.errors import naming
 from ..core.files.write import write_text

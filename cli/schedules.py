@@ -5,8 +5,7 @@ from typing import Any
 
 from ..answers.options import flag, json_flag, option, takes
 from ..answers.output import note, print_json, print_table
-from ..answers.schedule import check_search, run_search
-from ..answers.uniform import CHUNKS_TO_TRY, UniformStages
+from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, check_search, run_search
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.meaning import short_name
 from ..core.schedules.problem import ScheduleFamily, ScheduleProblem

@@ -20,8 +20,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from .compile_notice import announce
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _lock = RLock()
@@ -184,3 +182,29 @@ def is_compiled(function: Callable[..., Any]) -> bool:
         return ahead or bool(file._load_index())
     except OSError:
         return True
+
+
+COMPILING = "compiling the search, once after an editable installation: about 50 s of processor time"
+"""The message of `compile_notice`."""
+
+Report = Callable[[str], object]
+_waiting: list[Report] = []
+
+
+@contextmanager
+def compile_notice(report: Report) -> Iterator[None]:
+    """Call ``report`` with a line before the first function that is compiled within this context."""
+    _waiting.append(report)
+    try:
+        yield
+    finally:
+        if report in _waiting:
+            _waiting.remove(report)
+
+
+def announce() -> None:
+    """Call every waiting report once; equal ones are one."""
+    waiting = dict.fromkeys(_waiting)
+    _waiting.clear()
+    for report in waiting:
+        report(COMPILING)

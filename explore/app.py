@@ -10,11 +10,16 @@ site that resolves to 127.0.0.1 (DNS rebinding) has its own name there.
 import asyncio
 import json
 import secrets
+import socket
+import sys
+import webbrowser
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -31,10 +36,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.cluster.catalog.find import find_cluster
-from ..core.compile_notice import compile_notice
 from ..core.errors import PanpipeError, RequestError
+from ..core.numba_cache import compile_notice
 from ..core.report.chart.topology import topology_svg
-from . import exports, uniform_answers
+from . import uniform_answers
 from .page import explorer_html
 from .question import (
     REQUEST_LIMITS,
@@ -46,7 +51,7 @@ from .question import (
     parse_request,
     progress,
 )
-from .results import Results
+from .results import File, Results, schedule_file
 from .worker import Worker
 
 Q = TypeVar("Q")
@@ -133,17 +138,17 @@ class Explorer:
             file = await run_in_threadpool(self._results.file, question.number, what)
         elif isinstance(question, UniformQuestion) and question.schedule != "auto":
             scored, _ = await run_in_threadpool(uniform_answers.scored_of, question)
-            file = await run_in_threadpool(exports.schedule_file, scored, what)
+            file = await run_in_threadpool(schedule_file, scored, what)
         else:
             file = await self._file(data["question"], what)
         headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{file.name}"'}
         return Response(file.text, media_type=file.media_type, headers=headers)
 
-    async def _file(self, question: dict[str, Any], what: str) -> exports.File:
+    async def _file(self, question: dict[str, Any], what: str) -> File:
         async with aclosing(self._worker.run("file", question, what)) as lines:
             async for line in lines:
                 if "file" in line:
-                    return exports.File(**line["file"])
+                    return File(**line["file"])
                 if "error" in line:
                     raise RequestError(line["error"])
         raise RequestError("the worker process wrote no file: try again")
@@ -270,3 +275,68 @@ def _cookie(header: bytes, name: str) -> str:
     except CookieError:
         return ""
     return "" if found is None else found.value
+
+
+HOST = "127.0.0.1"
+PORT = 8416
+"""The port if none is given and it is free: the same one each time, so that a link opens again after a restart."""
+
+
+def serve(explorer: Explorer, *, port: int | None, browser: bool) -> None:
+    """Serve until interrupted.
+
+    Args:
+        port: 0 for any free one; by default ``PORT``, or any free one if it is in use.
+
+    Raises:
+        RequestError: the port is in use.
+    """
+    token = new_token()
+    with bind_usual() if port is None else bind(port) as listener:
+        number = listener.getsockname()[1]
+        address = f"http://{HOST}:{number}/?{urlencode({'token': token})}"
+        print(f"panpipe explore: {address}", flush=True)
+        if browser and not _opened(address):
+            print(
+                "no browser was found: open that address in one on this machine, or forward its port", file=sys.stderr
+            )
+        print("press Ctrl-C to stop the server", file=sys.stderr, flush=True)
+        config = uvicorn.Config(
+            explorer.application(token, number), log_level="warning", access_log=False, timeout_graceful_shutdown=1
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def bind_usual() -> socket.socket:
+    """A socket on ``PORT``, or on any free port."""
+    try:
+        return bind(PORT)
+    except RequestError:
+        return bind(0)
+
+
+def bind(port: int) -> socket.socket:
+    """A socket of the loopback interface.
+
+    Raises:
+        RequestError: the port is in use, or needs rights that this user does not have.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen(100)
+    except OSError as error:
+        listener.close()
+        raise RequestError(
+            f"cannot listen on port {port} of {HOST}: {error.strerror}; give another --port, or none for a free one"
+        ) from None
+    return listener
+
+
+def _opened(address: str) -> bool:
+    """Whether a browser was opened."""
+    try:
+        return webbrowser.open(address)
+    except webbrowser.Error:
+        return False

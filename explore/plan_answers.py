@@ -12,10 +12,9 @@ from attrs import evolve, frozen
 
 from ..answers.output import bytes_text, seconds_text
 from ..answers.plan.answer import PlanAnswer
-from ..answers.plan.choices import wanted_tensor
 from ..answers.plan.infeasible import InfeasibleAnswer
 from ..answers.plan.planning import plan_answer, plan_request
-from ..answers.plan.request import PlanRequest
+from ..answers.plan.request import PlanRequest, wanted_tensor
 from ..core.cluster.catalog.find import find_cluster
 from ..core.errors import InfeasibleError, RequestError
 from ..core.plan.plan import Plan, plan_json
@@ -23,9 +22,8 @@ from ..core.policies.sharding import NONE
 from ..core.report.data import ReportFacts, report_data
 from ..core.schedules.problem import ScheduleFamily
 from ..core.search.suggestions.infeasible import NothingFits
-from .exports import File, plan_file
 from .question import PlanQuestion, Report, key_of, plain_question, progress
-from .results import with_names
+from .results import File, plan_file, with_names
 
 EVALUATIONS_PER_FAMILY = 2_000
 """Evaluations of the search for the plan of one schedule family on the frontier."""

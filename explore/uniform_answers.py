@@ -8,8 +8,7 @@ from typing import Any
 from attrs import evolve
 
 from ..answers.plan_files import plan_of_order
-from ..answers.schedule import build_schedule
-from ..answers.uniform import CHUNKS_TO_TRY
+from ..answers.uniform import CHUNKS_TO_TRY, build_schedule
 from ..core.errors import InfeasibleError
 from ..core.offload.schedule_copies import schedule_offload
 from ..core.plan.plan import MemoryPolicy, Plan
@@ -20,8 +19,8 @@ from ..core.schedules.scored import Scored, costs_of, exceeds
 from ..core.schedules.tradeoff import candidate_schedules, frontier, peak_of, search_limits
 from ..core.timing.idle import IdleTime, KnownStep, idle_time
 from ..core.timing.orders import evaluate
-from .exports import File, schedule_file
 from .question import Report, UniformQuestion, key_of, parse_question, plain_question, progress
+from .results import File, schedule_file
 
 MOST_CACHED = 256
 """Most schedules that are cached, by question."""

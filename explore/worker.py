@@ -15,8 +15,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..core.compile_notice import compile_notice
 from ..core.errors import PanpipeError, in_a_line
+from ..core.numba_cache import compile_notice
 from .question import Report, parse_question, progress
 
 LOWER_PRIORITY = 10

@@ -22,9 +22,7 @@ from ..api import pipeline
 from ..core.capture.regions.breaks import StepFunction
 from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
-from .optimizers import ModelOptimizer
-from .replicas import ReplicaRows
-from .requirements import needs
+from .pipelines import ModelOptimizer, ReplicaRows, needs
 
 with needs("accelerate"):
     from accelerate import Accelerator, PartialState

@@ -29,9 +29,7 @@ from ..api import pipeline
 from ..backends.data_collectives import broadcast_data
 from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
-from .optimizers import ModelOptimizer
-from .replicas import ReplicaRows
-from .requirements import needs, refuse_twice, with_own
+from .pipelines import ModelOptimizer, ReplicaRows, needs, refuse_twice, with_own
 
 with needs("lightning"):
     from lightning.pytorch.strategies import SingleDeviceStrategy

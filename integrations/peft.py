@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
-from .requirements import needs
+from .pipelines import needs
 
 with needs("peft"):
     from peft import PeftModel

@@ -23,11 +23,8 @@ from ..api import pipeline
 from ..core.errors import RequestError
 from ..runtimes.build import random_states_kept
 from ..runtimes.pipeline import Pipeline
-from .optimizers import ModelOptimizer
-from .own_loss import step_of_trainer
-from .replicas import ReplicaRows
-from .requirements import needs, refuse_twice, with_own
-from .trainer_steps import SHARE, BatchCount, Outputs
+from .pipelines import ModelOptimizer, ReplicaRows, needs, refuse_twice, with_own
+from .trainer_steps import SHARE, BatchCount, Outputs, step_of_trainer
 
 with needs("transformers"):
     from transformers import Trainer

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..backends.kind import BackendKind
+from ..core.arguments import whole_number
 from ..core.capture.batch.batch_dims import AUTO as FIND
 from ..core.cluster.mesh import Mesh, parse_mesh
 from ..core.errors import RequestError
@@ -16,7 +17,6 @@ from ..core.lowering.derive import check_agrees
 from ..core.offload.request import check_offload_request
 from ..core.plan.plan import Plan, read_plan
 from ..core.policies.sharding import NONE
-from ..core.whole_numbers import whole_number
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshRequest, mesh_for, mesh_in_simulator, refuse_planned_only

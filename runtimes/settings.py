@@ -7,7 +7,7 @@ from typing import Any
 from attrs import Factory, field, fields, frozen
 from torch.amp.grad_scaler import GradScaler
 
-from ..core.byte_sizes import byte_size
+from ..core.arguments import byte_size, whole_number
 from ..core.cluster.catalog import find_cluster
 from ..core.cluster.cluster import Cluster, with_limit
 from ..core.errors import RequestError
@@ -19,7 +19,6 @@ from ..core.schedules.problem import ScheduleFamily
 from ..core.schedules.registry import families, find_family, resident_families
 from ..core.search import Oracle
 from ..core.search.problem.blocks import check_boundaries
-from ..core.whole_numbers import whole_number
 from ..core.wording import value_text
 from .launch.progress import Progress
 from .monitor.monitors import Monitor, monitors_of

@@ -1,6 +1,6 @@
 """The answer of ``panpipe plan``, as text and as plain data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from ...core.timing.idle import IdleTime
 from ...core.trace.throughput import StepTotals, Throughput, throughput
 from ...core.validation.interval import interval_text
 from ...core.wording import counted
-from ..output import bytes_text, print_table, seconds_text, share_text, wide
+from ..output import bytes_text, print_records, seconds_text, share_text, wide
 from ..step_tables import idle_answer, idle_of, print_idle, print_memory
 
 if TYPE_CHECKING:
@@ -126,66 +126,59 @@ class PlanAnswer:
             self._show_others()
 
     def _show_others(self) -> None:
-        best = self.prediction
-        rows = []
-        for number, plan in enumerate((self.plan, *self.others), start=1):
-            prediction = _prediction(plan)
-            most = max(prediction.peak_memory_bytes)
-            rows.append(
-                (
-                    str(number),
-                    short_name(plan.schedule),
-                    len(plan.stages),
-                    seconds_text(prediction.step_s),
-                    f"{prediction.step_s / best.step_s - 1:+.1%}" if best.step_s else "–",
-                    bytes_text(most),
-                    f"{most / max(best.peak_memory_bytes) - 1:+.1%}",
-                )
-            )
-        columns = ("plan", "schedule", "stages", "step", "slower", "fullest device", "memory")
-        print_table("The fastest plan, and slower ones with less memory", columns, rows, texts=("schedule",))
+        best_s, least = self.prediction.step_s, _fullest(self.plan)
+        print_records(
+            "The fastest plan, and slower ones with less memory", list(enumerate((self.plan, *self.others), start=1)),
+            {"plan": lambda each: str(each[0]), "schedule": lambda each: short_name(each[1].schedule),
+             "stages": lambda each: len(each[1].stages),
+             "step": lambda each: seconds_text(_prediction(each[1]).step_s),
+             "slower": lambda each: f"{_prediction(each[1]).step_s / best_s - 1:+.1%}" if best_s else "–",
+             "fullest device": lambda each: bytes_text(_fullest(each[1])),
+             "memory": lambda each: f"{_fullest(each[1]) / least - 1:+.1%}"}, texts=("schedule",),
+        )  # fmt: skip
 
     def _show_stages(self) -> None:
-        received = [0] * len(self.plan.stages)
+        costs, received = self.prediction.costs, [0] * len(self.plan.stages)
         for edge in self.plan.edges:
             received[edge.dst] += edge.bytes
         modules = module_ranges([stage.nodes for stage in self.plan.stages])
-        rows = [
-            (
-                str(stage.index),
-                stage.device,
-                modules[stage.index],
-                seconds_text(compute_s(cost)),
-                bytes_text(cost.saved_bytes),
-                bytes_text(received[stage.index]),
-                bytes_text(cost.parameter_bytes),
-            )
-            for stage, cost in zip(self.plan.stages, self.prediction.costs, strict=True)
-        ]
-        columns = ("stage", "on", "modules", "F + B", "saved", "reads", "parameters")
-        # On a narrow terminal the last two columns are omitted, for the modules' names.
-        shown = len(columns) if wide() else len(columns) - 2
+        columns: dict[str, str | Callable[[Any], object]] = {
+            "stage": lambda stage: str(stage.index),
+            "on": "device",
+            "modules": lambda stage: modules[stage.index],
+            "F + B": lambda stage: seconds_text(compute_s(costs[stage.index])),
+            "saved": lambda stage: bytes_text(costs[stage.index].saved_bytes),
+        }
+        if wide():  # a narrow terminal has the modules' names instead
+            columns["reads"] = lambda stage: bytes_text(received[stage.index])
+            columns["parameters"] = lambda stage: bytes_text(costs[stage.index].parameter_bytes)
         title = f"Stages ({'F + B, saved and reads' if wide() else 'F + B and saved'} for each microbatch)"
-        print_table(title, columns[:shown], [row[:shown] for row in rows], texts=("modules",))
+        print_records(title, self.plan.stages, columns, texts=("modules",))
 
     def _show_devices(self) -> None:
-        step_s, rows = self.prediction.step_s, []
-        for number, limit in enumerate(self.limits[: self.plan.devices]):
-            own = self.plan.stages_on(number)
-            busy = self.plan.microbatches * sum(compute_s(self.prediction.costs[stage.index]) for stage in own)
-            peak = max(self.run.peak_memory_bytes[number :: self.plan.devices])  # of all replicas
-            rows.append(
-                (
-                    f"{number} {self.prediction.cluster.devices[self.plan.mesh.cluster_devices[number]].name}",
-                    " ".join(str(stage.index) for stage in own),
-                    share_text(busy, step_s),
-                    bytes_text(max(self.run.peak_saved_bytes[number :: self.plan.devices])),
-                    bytes_text(peak),
-                    bytes_text(limit),
-                    share_text(peak, limit),
-                )
-            )
-        print_table("Devices", ("device", "stages", "busy", "peak saved", "peak memory", "limit", "used"), rows)
+        plan, run, costs = self.plan, self.run, self.prediction.costs
+        names = [self.prediction.cluster.devices[number].name for number in plan.mesh.cluster_devices]
+
+        def busy(device: int) -> str:
+            own = plan.microbatches * sum(compute_s(costs[stage.index]) for stage in plan.stages_on(device))
+            return share_text(own, self.prediction.step_s)
+
+        def most(of_each: Sequence[float], device: int) -> float:  # of all replicas
+            return max(of_each[device :: plan.devices])
+
+        print_records(
+            "Devices", range(len(self.limits[: plan.devices])),
+            {"device": lambda d: f"{d} {names[d]}",
+             "stages": lambda d: " ".join(str(stage.index) for stage in plan.stages_on(d)), "busy": busy,
+             "peak saved": lambda d: bytes_text(most(run.peak_saved_bytes, d)),
+             "peak memory": lambda d: bytes_text(most(run.peak_memory_bytes, d)),
+             "limit": lambda d: bytes_text(self.limits[d]),
+             "used": lambda d: share_text(most(run.peak_memory_bytes, d), self.limits[d])},
+        )  # fmt: skip
+
+
+def _fullest(plan: Plan) -> float:
+    return max(_prediction(plan).peak_memory_bytes)
 
 
 def data_parallel_advice(plan: Plan, limits: Sequence[float]) -> str | None:

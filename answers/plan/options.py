@@ -5,7 +5,7 @@ import re
 from attrs import frozen
 
 from ...core.analytic.kinds import KERNELS, ORDERS
-from ...core.byte_sizes import byte_size
+from ...core.arguments import byte_size
 from ..options import check_declared, declared
 
 ATTENTION = "attention"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ...core.byte_sizes import byte_size
+from ...core.arguments import byte_size
 from ...core.cluster.catalog.find import CPU, find_cluster
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.mesh import least_by_position
@@ -34,17 +34,19 @@ from ...core.tradeoff import by_time
 from ..output import check_writable, note, print_json
 from ..progress import search_progress
 from .answer import PlanAnswer
-from .choices import (
+from .costs import PlanningCosts, model_costs
+from .infeasible import refuse
+from .options import PlanOptions
+from .request import (
+    LAYERS_IF_ENOUGH,
+    Allowance,
+    PlanRequest,
     wanted_chunks,
     wanted_meshes,
     wanted_recompute,
     wanted_tensor,
     with_tensor_ranks,
 )
-from .costs import PlanningCosts, model_costs
-from .infeasible import refuse
-from .options import PlanOptions
-from .request import LAYERS_IF_ENOUGH, Allowance, PlanRequest
 
 if TYPE_CHECKING:
     from ...core.search.confirm import SearchResult

@@ -7,9 +7,9 @@ from typing import Any
 from attrs import field, frozen
 
 from ..actions import Action
+from ..arguments import whole_number
 from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..whole_numbers import whole_number
 
 
 def looped_placement(devices: int, chunks: int) -> tuple[int, ...]:

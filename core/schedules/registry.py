@@ -8,8 +8,8 @@ import warnings
 from functools import cache
 
 from ..errors import RequestError
-from ..name_suggestions import nearest
 from ..plugins import load_plugins
+from ..wording import nearest
 from . import (
     building_block,
     dualpipe_v,

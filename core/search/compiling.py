@@ -9,9 +9,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from ..cluster.cluster import fully_connected
-from ..compile_notice import compile_notice
 from ..costs.graph import OpEdge, OpGraph, OpNode
-from ..numba_cache import is_compiled
+from ..numba_cache import compile_notice, is_compiled
 from ..schedules.registry import resident_families
 from .annealing.anneal import anneal
 from .choose import search_plans

@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from ...core.arguments import whole_number
 from ...core.capture.batch.batch_dims import AUTO, place_samples
 from ...core.capture.graph.autograd_functions import without_checkpoints
 from ...core.capture.graph.randomness import KeyedRandom, random_key
@@ -20,7 +21,6 @@ from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import flatten_batch
 from ...core.errors import RequestError
 from ...core.plain_data import exchanged
-from ...core.whole_numbers import whole_number
 from ..batch.losses import loss_and_weight, mean_loss
 from ..launch.team import Team
 from ..microbatches import split_batch

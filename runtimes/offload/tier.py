@@ -5,7 +5,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from ...core.byte_sizes import byte_size
+from ...core.arguments import byte_size
 from ...core.errors import RequestError
 
 HOST, DISK = "host", "disk"

@@ -11,7 +11,7 @@ from panpipe.cli.explore import explore
 from panpipe.core.costs.graph import OpGraph, OpNode, graph_json
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import plan_json
-from panpipe.explore import app, serve
+from panpipe.explore import app
 from panpipe.explore.question import FileQuestion, PlanQuestion
 
 from ..support.plans import predicted, scheduled
@@ -22,7 +22,7 @@ def started(monkeypatch):
     """The arguments of the explorer, and of its server."""
     found = []
     monkeypatch.setattr(app, "Explorer", lambda *given: found.append(given) or "explorer")
-    monkeypatch.setattr(serve, "serve", lambda explorer, port, browser: found.append((explorer, port, browser)))
+    monkeypatch.setattr(app, "serve", lambda explorer, port, browser: found.append((explorer, port, browser)))
     return found
 
 

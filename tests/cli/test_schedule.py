@@ -188,7 +188,7 @@ def test_locale_without_a_character_gets_a_question_mark(words):
 
 def test_an_unexpected_failure_is_a_traceback_and_status_1():
     code = (
-        "import sys, panpipe.cli as cli, panpipe.answers.schedule as s\n"
+        "import sys, panpipe.cli as cli, panpipe.answers.uniform as s\n"
         "s.find_family = lambda name: 1 / 0\n"
         "sys.exit(cli.main(['schedule', '1f1b', '--devices', '1', '--microbatches', '1']))"
     )

@@ -1,7 +1,7 @@
 """Sizes in bytes, with and without units."""
 
 import pytest
-from panpipe.core.byte_sizes import byte_size
+from panpipe.core.arguments import byte_size
 from panpipe.core.errors import RequestError
 
 

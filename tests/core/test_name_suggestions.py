@@ -1,7 +1,7 @@
 """Suggestions for names that are not known."""
 
 import pytest
-from panpipe.core.name_suggestions import nearest
+from panpipe.core.wording import nearest
 
 FEW = ["1f1b", "gpipe", "zb-h1", "zb-h2"]
 

@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
-from panpipe.core.compile_notice import COMPILING
-from panpipe.core.numba_cache import interpreted, njit
+from panpipe.core.numba_cache import COMPILING, interpreted, njit
 
 
 def test_function_is_compiled_once_its_machine_code_is_on_disk(tmp_path):
@@ -63,7 +62,7 @@ NOTICE = """
 import panpipe
 panpipe.__path__.append(".")
 import panpipe.compiled_example as example, users_example as users
-from panpipe.core.compile_notice import compile_notice
+from panpipe.core.numba_cache import compile_notice
 with compile_notice(print), compile_notice(print):
     users.tripled(3)
     print("then")

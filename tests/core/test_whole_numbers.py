@@ -1,8 +1,8 @@
 """Whole numbers that users give."""
 
 import pytest
+from panpipe.core.arguments import whole_number
 from panpipe.core.errors import RequestError
-from panpipe.core.whole_numbers import whole_number
 
 
 @pytest.mark.parametrize("given", [0, -1, 2.0, 2.5, "4", True, None, [1]])

@@ -5,10 +5,9 @@ import json
 import pytest
 from panpipe.core.errors import RequestError
 from panpipe.explore import uniform_answers
-from panpipe.explore.app import Explorer
+from panpipe.explore.app import Explorer, bind, serve
 from panpipe.explore.question import PlanQuestion, UniformQuestion, parse_question
 from panpipe.explore.results import Results
-from panpipe.explore.serve import bind, serve
 from starlette.testclient import TestClient
 
 PORT, TOKEN = 8123, "secret"

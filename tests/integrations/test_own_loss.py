@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.integrations.own_loss import step_of_trainer
-from panpipe.integrations.trainer_steps import BatchCount
+from panpipe.integrations.trainer_steps import BatchCount, step_of_trainer
 from torch import nn
 from transformers import Trainer
 

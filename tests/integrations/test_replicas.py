@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.integrations.replicas import ReplicaRows
+from panpipe.integrations.pipelines import ReplicaRows
 from safetensors.torch import load_file
 from torch import nn
 

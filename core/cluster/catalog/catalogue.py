@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 from ...documents import check_format, converter, reasons
 from ...errors import RequestError
 from ...files.limits import short
-from ...name_suggestions import letters_of, nearest
+from ...wording import letters_of, nearest
 from ..device_type import DeviceType, structured_device
 from ..sourced import is_number, joined, structured
 from .parts import LinkType, NamedCluster, NodeType

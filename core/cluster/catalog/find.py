@@ -15,7 +15,7 @@ from attrs import evolve
 from ...errors import RequestError, naming
 from ...files.limits import CATALOGUE, short
 from ...files.read import read_text
-from ...name_suggestions import nearest
+from ...wording import nearest
 from ..cluster import Cluster, fully_connected, read_cluster
 from ..device_type import DeviceType
 from .build import build

@@ -3,8 +3,8 @@
 import pytest
 from attrs import evolve
 from panpipe.answers import bundled_models
-from panpipe.answers.plan import choices as tensor
-from panpipe.answers.plan.choices import wanted_tensor
+from panpipe.answers.plan import request as tensor
+from panpipe.answers.plan.request import wanted_tensor
 from panpipe.core.cluster.catalog.find import find_cluster
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.errors import RequestError

@@ -1,6 +1,9 @@
-"""Sizes in bytes as people write them: ``20e9``, ``"20GB"``, ``"20GiB"``."""
+"""Arguments as people write them: sizes in bytes (``20e9``, ``"20GB"``, ``"20GiB"``), and whole numbers as an int or an
+integer of another library such as numpy.
+"""
 
 import math
+import operator
 import re
 from typing import Any
 
@@ -41,3 +44,22 @@ def byte_size(name: str, value: Any, model: bool = False) -> float | None:
         rule = f"in which no model fits: give the unit, too, as in {number or 20:g}GB"
         raise RequestError(f"{name} is {number:g} bytes, {rule}")
     return int(found) if found == int(found) else found
+
+
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """The argument as an int.
+
+    Args:
+        least: the smallest number allowed; None for any.
+
+    Raises:
+        RequestError: it is no whole number, or a smaller one.
+    """
+    wanted = "a whole number" if least is None else f"a whole number, at least {least}"
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or (least is not None and found < least):
+        raise RequestError(f"{name} is {value!r:.40}: give {wanted}")
+    return found
