@@ -187,14 +187,10 @@ def with_gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Dista
             same = (here == there) | (here.isnan() & there.isnan())
             apart = (here - there).masked_fill(same, 0.0).norm().item()
             share = SMALLEST_SHARE if torch.finfo(there.dtype).eps < 1e-12 else SMALLEST_SHARE_SINGLE
-            far = _ratio(apart, max(sizes[name], share * total))
+            size = max(sizes[name], share * total)
+            far = 0.0 if apart == 0 else apart / size if size else math.inf
             found = found.with_distance("gradient", far, name).with_undefined(there)
     return found
-
-
-def _ratio(apart: float, size: float) -> float:
-    """The relative distance; infinite if one process has only zeros and the pipeline has not."""
-    return 0.0 if apart == 0 else apart / size if size else math.inf
 
 
 def _largest(mine: Tensor, theirs: Tensor) -> float:

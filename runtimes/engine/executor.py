@@ -283,9 +283,10 @@ class Executor:
             if before_update is not None:
                 self._activity.doing("the end of the step")
                 before_update(record)
-            self._run_in_order(_until(bound.update, ending), events)
-            if self.update.has_no_stage and ending is not Ending.KEEP:
-                self.update.sync(self.backend)
+            if ending is not Ending.KEEP:
+                self._run_in_order(bound.update, events)
+                if self.update.has_no_stage:
+                    self.update.sync(self.backend)
             self._frame.wait_pending()
             self._frame.loader = None  # the caller may free the batch
             for instruction in bound.compute:
@@ -318,11 +319,6 @@ class Executor:
             run()
             end = mark()
             events.append((action, where, start, end, 0 if moved is None else moved()))
-
-
-def _until(update: Sequence[Instruction], ending: Ending) -> Sequence[Instruction]:
-    """The instructions of an update that a step with this ending runs."""
-    return () if ending is Ending.KEEP else update
 
 
 def _then_return_memory(instruction: Instruction, heap: GrowingHeap) -> Instruction:

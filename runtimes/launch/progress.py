@@ -48,7 +48,8 @@ def show_progress(progress: bool | Progress, first: bool) -> Iterator[Report]:
 
 def progress_lines(progress: bool | Progress, first: bool) -> Report:
     """The same without a progress bar, also for what comes after planning."""
-    check_progress(progress)
+    if not isinstance(progress, bool) and not callable(progress):
+        raise RequestError(f"progress is {progress!r}: give True, False, or a function of phase, done and total")
     if not first or progress is False:
         return _noted(silent)
     if progress is True:
@@ -73,12 +74,6 @@ def _noted(report: Report) -> Report:
         report(phase, done, total)
 
     return both
-
-
-def check_progress(progress: object) -> None:
-    """Refuse what is neither a truth value nor a function."""
-    if not isinstance(progress, bool) and not callable(progress):
-        raise RequestError(f"progress is {progress!r}: give True, False, or a function of phase, done and total")
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from ...backends.gloo import ENDLESS
 from ...backends.kind import BackendKind
 from ...core.cluster.mesh import DATA, PIPELINE, Mesh, mesh_of
 from ...core.errors import RequestError, WorkerError, message_of
-from ..watch.activity import HERE, WatchedBackend, watched
+from ..watch.activity import HERE, Watched, WatchedBackend
 from ..watch.failure import decoded, encoded, shortened, stopped
 from ..watch.positions import timeout_of
 from ..watch.process import failure_at_exit
@@ -191,7 +191,7 @@ class RankTeam(Team):
     def sum_over_processes(self, numbers: Tensor) -> Handle:
         with self._watched():
             work: Handle = dist.all_reduce(numbers, group=self._batch_group, async_op=True)
-        return watched(work, HERE, self._batch_peers)
+        return Watched(work, HERE, self._batch_peers)
 
     def collectively(self, work: Callable[[], T]) -> T:
         with self._watched(), HERE.waiting(self._others):

@@ -140,7 +140,7 @@ class QuietTime:
         return self.seconds
 
 
-class _Watched:
+class Watched:
     """A handle whose wait is noted. Other attributes, such as ``span``, are the transport's own."""
 
     __slots__ = ("_activity", "_handle", "_on")
@@ -181,23 +181,23 @@ class WatchedBackend(Backend):
             self.end.connect(pairs)
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
-        return _Watched(self.end.send(tensors, peer), self._activity, self._peers[peer])
+        return Watched(self.end.send(tensors, peer), self._activity, self._peers[peer])
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
-        return _Watched(self.end.receive(buffers, peer), self._activity, self._peers[peer])
+        return Watched(self.end.receive(buffers, peer), self._activity, self._peers[peer])
 
     def all_reduce(self, tensor: Tensor) -> Handle:
-        return watched(self.end.all_reduce(tensor), self._activity, self._others)
+        return Watched(self.end.all_reduce(tensor), self._activity, self._others)
 
     def broadcast(self, tensors: Sequence[Tensor], source: int) -> Handle:
         on = self._others if source == self.device else self._peers[source]
-        return watched(self.end.broadcast(tensors, source), self._activity, on)
+        return Watched(self.end.broadcast(tensors, source), self._activity, on)
 
     def reduce_scatter(self, tensor: Tensor) -> Handle:
-        return watched(self.end.reduce_scatter(tensor), self._activity, self._others)
+        return Watched(self.end.reduce_scatter(tensor), self._activity, self._others)
 
     def all_gather(self, tensor: Tensor) -> Handle:
-        return watched(self.end.all_gather(tensor), self._activity, self._others)
+        return Watched(self.end.all_gather(tensor), self._activity, self._others)
 
     def free_addends(self) -> None:
         self.end.free_addends()
@@ -207,8 +207,3 @@ class WatchedBackend(Backend):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.end, name)
-
-
-def watched(handle: Handle, activity: Activity, on: tuple[int, ...]) -> Handle:
-    """A handle whose wait for some ranks is noted."""
-    return _Watched(handle, activity, on)
