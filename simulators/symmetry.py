@@ -30,7 +30,7 @@ from ..core.plan.items import Task
 from ..core.plan.kinds import movement, task_kinds
 from ..core.plan.plan import Plan
 from .channels import QueueTimes
-from .network.flows import Direction, FlowTimes, Piece
+from .network.flows import Direction
 
 if TYPE_CHECKING:
     from .result import SimulationResult
@@ -116,13 +116,5 @@ def _alike(path: Sequence[Hop], other: Sequence[Hop]) -> bool:
 
 
 def _queue_of(times: QueueTimes, links: Links) -> QueueTimes:
-    return evolve(times, flows=[_flow_of(flow, links) for flow in times.flows])
-
-
-def _flow_of(flow: FlowTimes, links: Links) -> FlowTimes:
-    pieces = flow.pieces and tuple(_piece_of(piece, links) for piece in flow.pieces)
-    return flow._replace(links=tuple(links[direction] for direction in flow.links), pieces=pieces)
-
-
-def _piece_of(piece: Piece, links: Links) -> Piece:
-    return piece if piece.held_by is None else piece._replace(held_by=links[piece.held_by])
+    """The times over other links; no flow contends."""
+    return evolve(times, flows=[flow._replace(links=tuple(links[each] for each in flow.links)) for flow in times.flows])
