@@ -41,6 +41,7 @@ _NOT_YET = -1.0
 
 
 def at_once(_: int, __: int) -> tuple[float, float]:
+    """Links on which messages take no time (a :data:`Hop`)."""
     return 0.0, float("inf")
 
 
