@@ -23,7 +23,7 @@ from ...core.search.suggestions.changes import (
 )
 from ...core.search.suggestions.infeasible import NothingFits, excess, holding, operator_bytes, too_large
 from ..output import bytes_text, print_json, seconds_text
-from ..progress import note_if_slow
+from ..progress import noted
 from .request import PlanRequest
 
 
@@ -33,7 +33,7 @@ def refuse(nothing: NothingFits, request: PlanRequest, *, json: bool) -> NoRetur
     Raises:
         InfeasibleError: always.
     """
-    with note_if_slow("no plan fits: searching for the smallest changes with which one does"):
+    with noted(lambda: "no plan fits: searching for the smallest changes with which one does"):
         answer = InfeasibleAnswer(nothing, request)
     if json:
         print_json(answer.plain())

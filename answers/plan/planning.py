@@ -32,7 +32,7 @@ from ...core.search.suggestions.infeasible import NothingFits
 from ...core.trace.throughput import StepTotals
 from ...core.tradeoff import by_time
 from ..output import check_writable, note, print_json
-from ..progress import search_progress
+from ..progress import noted, search_progress
 from .answer import PlanAnswer
 from .costs import PlanningCosts, model_costs
 from .infeasible import refuse
@@ -118,7 +118,7 @@ def _search(
         share = allowance.share(searches, reserve=try_fewer)
         request, families = plan_request(evolve(options, budget=share), tensor)
         try:
-            with naming(*files):
+            with naming(*files), noted(lambda: "deriving the costs of operators"):
                 request.prepare()
             with naming(*files), search_progress() as progress, allowance.timed(searches) as limit_s:
                 result = request.search(seconds=limit_s, progress=progress, alternatives=alternatives)
