@@ -81,7 +81,6 @@ PHASES = {
     "runtimes/batch/": "sample dimensions",
     "runtimes/planning/": "planning",
     "runtimes/profile/measured_cluster.py": "links",
-    "runtimes/profile/message_profile.py": "links",
     "runtimes/profile/": "profile",
     "core/costs/": "profile",
     "core/search/": "search",

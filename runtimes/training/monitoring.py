@@ -21,7 +21,7 @@ from .local_stages import LocalStages
 
 
 class UpdateNumbers(NamedTuple):
-    """The update of a step; see `records.StepReport`."""
+    """The update of a step; see `StepReport`."""
 
     step: int
     due: bool
@@ -139,7 +139,7 @@ def tokens_of(pieces: Sequence[Microbatch]) -> int | None:
 
 
 class MemoryPeak:
-    """The memory peak of one device; see `records.DeviceReport`.
+    """The memory peak of one device; see `DeviceReport`.
 
     Args:
         states: of its stages.
