@@ -11,9 +11,7 @@ Files are written once, hashed while they are written, and synchronized to disk.
 import errno
 import os
 import re
-import secrets
-import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,6 @@ from ..watch.activity import HERE
 
 _PIECE_BYTES = 8 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_HIDDEN = ".partial-"
 
 
 _COUNT = [instance_of(int), ge(0), lt(1 << 63)]
@@ -87,36 +84,6 @@ def read_record(path: Path) -> FileRecord:
     return FileRecord(size, digest.hexdigest())
 
 
-def hidden_folder(path: Path) -> Path:
-    """Create a folder next to ``path``, to be renamed to it, with a name that cannot be predicted."""
-    made = path.with_name(f"{_HIDDEN}{shortened(path.name)}-{secrets.token_hex(8)}")
-    made.mkdir()  # not mkdtemp, whose folders only this user may read
-    return made
-
-
-def remove_folder(path: Path) -> None:
-    """Remove a folder so that no reader finds a part of it: it is renamed first."""
-    hidden = hidden_folder(path)
-    path.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
-
-
-def remove_hidden(parent: Path, chosen: Callable[[str], bool]) -> None:
-    """Remove hidden folders that a killed process left.
-
-    Args:
-        chosen: whether to remove that of a name, which may be shortened.
-    """
-    for found in parent.glob(f"{_HIDDEN}*"):
-        if chosen(found.name.removeprefix(_HIDDEN).rpartition("-")[0]):
-            shutil.rmtree(found, ignore_errors=True)
-
-
-def shortened(name: str) -> str:
-    """The beginning of the name of a checkpoint, as its hidden folder has it."""
-    return os.fsencode(name)[:100].decode("utf-8", "ignore")
-
-
 def cannot_write(path: Path, error: Exception) -> str:
     """Why a checkpoint cannot be written, in one line."""
     if not isinstance(error, OSError):
@@ -143,9 +110,9 @@ LIMITS = Limits(size=1 << 30)
 """Limits of a manifest; 100,000 parameters with 20 options each have some 100 MB and 3 million values."""
 _FILE = re.compile(r"tensors-\d{5}-of-\d{5}\.safetensors")
 _HEAD = re.compile(rb'\{"format": "([ -!#-\[\]-~]{1,100})", "xxh3_128": "([0-9a-f]{32})",\n')
-_ANOTHER = "resume from another checkpoint"
-_INCOMPLETE = f"the checkpoint is incomplete; copy it again, or {_ANOTHER}"
-FOREIGN = f"it was not written by panpipe; {_ANOTHER}"
+ANOTHER = "resume from another checkpoint"
+_INCOMPLETE = f"the checkpoint is incomplete; copy it again, or {ANOTHER}"
+FOREIGN = f"it was not written by panpipe; {ANOTHER}"
 DCP_METADATA = ".metadata"
 """The file of a checkpoint of ``torch.distributed.checkpoint`` that is read first; a pickle."""
 
@@ -215,7 +182,7 @@ def read_manifest(folder: Path) -> Manifest:
     if head is not None:
         check_format(head[1].decode(), FORMAT, f"'{path}'")
     if head is None or xxhash.xxh3_128_hexdigest(memoryview(data)[head.end() :]) != head[2].decode():
-        raise RequestError(f"'{path}' is damaged: its hash differs; {_ANOTHER}")
+        raise RequestError(f"'{path}' is damaged: its hash differs; {ANOTHER}")
     try:
         text = "{" + data[head.end() :].decode()
         check_values(text, f"'{path}'", LIMITS)
@@ -264,16 +231,5 @@ def check_listing(folder: Path, manifest: Manifest) -> None:
             if size != record.bytes:
                 what = "is truncated" if size < record.bytes else "is longer than when it was written"
                 raise RequestError(
-                    f"'{folder / name}' {what}: it has {size} bytes and the manifest has {record.bytes}; {_ANOTHER}"
+                    f"'{folder / name}' {what}: it has {size} bytes and the manifest has {record.bytes}; {ANOTHER}"
                 )
-
-
-def check_file(folder: Path, name: str, wanted: FileRecord) -> None:
-    """Compare a file with its hash.
-
-    Raises:
-        OSError: it cannot be read.
-        RequestError: it was changed since it was written.
-    """
-    if read_record(folder / name) != wanted:
-        raise RequestError(f"'{folder / name}' was changed since it was written: its hash differs; {_ANOTHER}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...core.errors import PanpipeError, RequestError, in_a_line
 from ..launch.rank_tensors import RankTensors, Split
 from ..weights.checkpoint import DTYPES, TensorFile
-from .manifest import FOREIGN, Manifest, check_file, check_listing, read_manifest
+from .manifest import ANOTHER, FOREIGN, Manifest, check_listing, read_manifest, read_record
 from .state_parts import Parts
 
 
@@ -74,7 +74,11 @@ class CheckpointReader:
         for name in files:
             if name not in self._checked:
                 with self._named(name):
-                    check_file(self.folder, name, self.manifest.files[name])
+                    found = read_record(self.folder / name)
+                if found != self.manifest.files[name]:
+                    raise RequestError(
+                        f"'{self.folder / name}' was changed since it was written: its hash differs; {ANOTHER}"
+                    )
                 self._checked.add(name)
 
     def narrow(self, own: Mapping[str, Tensor], ranks: RankTensors) -> None:

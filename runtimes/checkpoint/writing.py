@@ -9,6 +9,8 @@ checkpoint removes whose name differs in the number alone.
 A folder has several checkpoints, one folder each, such as ``checkpoints/step-120``.
 """
 
+import os
+import secrets
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,17 +28,15 @@ from .manifest import (
     FileRecord,
     cannot_write,
     check_listing,
-    hidden_folder,
     manifest_bytes,
     none_there,
     read_manifest,
-    remove_folder,
-    remove_hidden,
-    shortened,
     write_durable,
 )
 from .reading import CheckpointReader
 from .state_parts import Parts, write_tensor_file
+
+_HIDDEN = ".partial-"
 
 
 def begin_save(folder: Path) -> str:
@@ -193,7 +193,9 @@ def remove_older(newest: Path, keep: int) -> None:
     older = sorted((path for path in found if _split(path.name)[1] <= number and path != newest), key=_order)
     try:
         for path in older[: len(older) + 1 - keep]:
-            remove_folder(path)
+            hidden = hidden_folder(path)
+            path.rename(hidden)  # first, so that no reader finds a part of it
+            shutil.rmtree(hidden, ignore_errors=True)
         remove_left_over(newest)
         sync_folder(newest.parent)
     except OSError as error:
@@ -202,8 +204,22 @@ def remove_older(newest: Path, keep: int) -> None:
 
 def remove_left_over(newest: Path) -> None:
     """Remove what a killed process left of checkpoints whose names differ from a new one's in the number alone."""
-    stem, _ = _split(shortened(newest.name))
-    remove_hidden(newest.parent, lambda name: _split(name)[0] == stem)
+    stem, _ = _split(_shortened(newest.name))
+    for found in newest.parent.glob(f"{_HIDDEN}*"):
+        if _split(found.name.removeprefix(_HIDDEN).rpartition("-")[0])[0] == stem:
+            shutil.rmtree(found, ignore_errors=True)
+
+
+def hidden_folder(path: Path) -> Path:
+    """Create a folder next to ``path``, to be renamed to it, with a name that cannot be predicted."""
+    made = path.with_name(f"{_HIDDEN}{_shortened(path.name)}-{secrets.token_hex(8)}")
+    made.mkdir()  # not mkdtemp, whose folders only this user may read
+    return made
+
+
+def _shortened(name: str) -> str:
+    """The beginning of the name of a checkpoint, as its hidden folder has it."""
+    return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
 def _numbered(folder: Path) -> Iterator[Path]:

@@ -19,7 +19,6 @@ class HostMemory:
     """The arena of one device.
 
     Args:
-        device: the torch device whose saved tensors go there.
         separate: whether each direction of the copies has a queue of its own.
     """
 

@@ -146,7 +146,6 @@ class Bucket:
         gradients: each parameter's gradient in ``memory``; empty without it.
         values: the parameters of this replica's part, if replicas share parameters; else None.
         elements: of the whole tensor, in equal parts for all replicas.
-        own: the elements of this replica's part.
     """
 
     def __init__(

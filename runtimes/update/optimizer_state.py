@@ -96,7 +96,6 @@ class NamedState:
 
         Args:
             found: with all the names of `read`. Tensors that `read` returned are used as they are, others are copied.
-            stepped: by name whether the parameter has a state.
 
         Raises:
             RequestError: parameters of one group had different options.

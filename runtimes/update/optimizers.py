@@ -162,18 +162,18 @@ def check_groups(groups: Mapping[int, Sequence[Mapping[str, str]]]) -> None:
     """
     if not groups:
         return
-    first, wanted = next(iter(sorted(groups.items())))
+    first, wanted = min(groups.items())
+
+    def text(groups: Sequence[Mapping[str, str]]) -> str:
+        return f"{len(groups)} (lr {', '.join(group.get('lr', 'none') for group in groups)})"
+
     for stage, found in sorted(groups.items()):
         if list(found) != list(wanted):
             raise RequestError(
-                f"scheduler= needs the same parameter groups in every stage: stage {first} has {_groups(wanted)} and "
-                f"stage {stage} has {_groups(found)}; let optimizer(...) form the same ones in the same order and keep "
+                f"scheduler= needs the same parameter groups in every stage: stage {first} has {text(wanted)} and "
+                f"stage {stage} has {text(found)}; let optimizer(...) form the same ones in the same order and keep "
                 "empty ones"
             )
-
-
-def _groups(groups: Sequence[Mapping[str, str]]) -> str:
-    return f"{len(groups)} (lr {', '.join(group.get('lr', 'none') for group in groups)})"
 
 
 def stage_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> LRScheduler:

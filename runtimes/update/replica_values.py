@@ -98,11 +98,7 @@ def broadcast_from_first(tensors: Sequence[Tensor], replicas: Backend) -> None:
 
 
 def broadcast_initial_values(team: Team, own: Mapping[int, Sequence[Tensor]]) -> None:
-    """Broadcast the first replica's parameters and buffers to all others.
-
-    Args:
-        own: the tensors of each device of this process.
-    """
+    """Broadcast the first replica's parameters and buffers to all others."""
     if team.replicas == 1:
         return
 

@@ -35,14 +35,10 @@ class StageState:
 
     Args:
         parameters: by qualified name; the user's own tensors, or a copy of a tied weight.
-        optimizer: creates the stage's optimizer; None for a stage without training.
         replicated: whether its gradients are summed over replicas of the pipeline.
         split: names of parameters of which replicas hold different parts: their gradients are summed only over the
             replicas with the same part.
         same_parts: this device's transport to them; None if there are no others.
-
-    Attributes:
-        shared: the parameters that replicas share; None if each holds them whole.
     """
 
     def __init__(

@@ -36,11 +36,7 @@ class LossScale:
         return float(self._scaler.scale(torch.ones((), device=self._device())).item())
 
     def update(self, overflow: bool) -> None:
-        """Update the scaler after a step.
-
-        Args:
-            overflow: whether the step was skipped, because a gradient was not finite.
-        """
+        """Update the scaler after a step."""
         where = self._device()
         if self._witness is None or self._witness.device != where:
             # Scalers find overflow in an optimizer's gradients. This optimizer has one scalar, whose gradient shows it.
@@ -137,7 +133,6 @@ def unscale(parameters: Iterable[nn.Parameter], factor: Tensor | float, where: t
     """Multiply gradients by a factor, in place, as ``GradScaler.unscale_`` does; the host does not wait.
 
     Args:
-        parameters: of one device; those without a gradient are skipped.
         factor: 1 ÷ the factor of the loss, and ÷ what else the gradients are divided by; a scalar.
 
     Returns:
@@ -169,16 +164,3 @@ def check_scaled(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
                 f"parameter '{name}' is {dtype}: with a scaler parameters and their gradients are float32, float64 or "
                 "bfloat16; call model.float() and compute in float16 under torch.autocast, or leave scaler out"
             )
-
-
-def check_agreed(total: float, scale: float, members: int) -> None:
-    """Refuse a step whose losses were scaled differently.
-
-    Raises:
-        RequestError: the scales differ.
-    """
-    if total != members * scale and not math.isnan(scale):
-        raise RequestError(
-            f"the loss is scaled by {scale:g} on this rank, and {members} ranks have the mean {total / members:g}: the "
-            "scale must be equal on all; load the same state into the scaler of every rank"
-        )

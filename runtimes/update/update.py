@@ -30,10 +30,11 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from ...backends.contract import Backend
+from ...core.errors import RequestError
 from ...core.plan.plan import Plan
 from ..metrics import LazyValue
 from .stage_state import StageState
-from .training import check_agreed, unscale
+from .training import unscale
 
 StartRead = Callable[[Tensor], Callable[[], Tensor]]
 """Starts to copy a tensor to the host, and returns what waits for it: `ComputeQueue.start_read`."""
@@ -125,14 +126,9 @@ class NormParameters:
         # Selecting them needs their number on the host, which would wait for a GPU. Zeros do not change the sum, but
         # possibly the order of addition, so that the last bit may differ from that of one process.
         norms = norms[there] if norms.device.type == "cpu" else torch.where(there, norms, 0.0)
-        total: Tensor = torch.linalg.vector_norm(norms.to(self._dtype))
-        return total
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        """The common dtype of all gradients."""
         dtypes = {dtype.to_real() for _, _, dtype in self.parameters} or {torch.float32}
-        return reduce(torch.promote_types, dtypes)
+        total: Tensor = torch.linalg.vector_norm(norms.to(reduce(torch.promote_types, dtypes)))
+        return total
 
 
 def clipping_factor(norm: Tensor, most: float) -> Tensor:
@@ -256,7 +252,12 @@ class Update:
         if self._overflow is None:
             overflows, *totals = torch.stack([self._overflows, *(total for total, _ in self._scales)]).tolist()
             for total, (_, members) in zip(totals, self._scales, strict=True):
-                check_agreed(total, self._scale, members)
+                if total != members * self._scale and not math.isnan(self._scale):
+                    raise RequestError(
+                        f"the loss is scaled by {self._scale:g} on this rank, and {members} ranks have the mean "
+                        f"{total / members:g}: the scale must be equal on all; load the same state into the scaler of "
+                        "every rank"
+                    )
             self._overflow = overflows > 0
         return self._overflow
 

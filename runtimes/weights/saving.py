@@ -22,7 +22,6 @@ def save_checkpoint(folder: Path, model: nn.Module, team: Team, frozen: bool = T
     3. After that, the first process writes the index.
 
     Args:
-        folder: one that all ranks can access.
         frozen: whether tensors without ``requires_grad`` are written.
 
     Raises:

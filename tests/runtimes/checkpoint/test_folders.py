@@ -1,8 +1,8 @@
 """The last checkpoint of a folder, and the removal of older ones."""
 
 import pytest
-from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, hidden_folder, manifest_bytes
-from panpipe.runtimes.checkpoint.writing import begin_save
+from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
+from panpipe.runtimes.checkpoint.writing import begin_save, hidden_folder
 
 
 def checkpoint(folder, steps=1):
