@@ -248,7 +248,7 @@ def _mark_unset(tensor: Tensor) -> None:
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.detach().fill_(float("nan"))
     else:
-        tensor.untyped_storage().fill_(_UNSET_BYTE)  # in a bool neither of its values
+        tensor.untyped_storage().fill_(_UNSET_BYTE)  # type: ignore[attr-defined] # in a bool neither of its values
 
 
 def _unset(tensor: Tensor) -> bool:
