@@ -82,10 +82,8 @@ def load_factory(name: str) -> Factory:
 
 
 def load_model(name: str, *, empty: bool = False) -> Made:
-    """Model, step, example batch and options from ``module:factory``.
-
-    Args:
-        empty: whether parameters are on the meta device, unless a constructor needs their values.
+    """Model, step, example batch and options from ``module:factory``; with ``empty`` parameters are on the meta device,
+    unless a constructor needs their values.
 
     Raises:
         RequestError: the factory cannot be found, or returns something else.

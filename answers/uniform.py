@@ -5,7 +5,7 @@ Times may be in any unit. The unit of memory is one device's saved tensors for o
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -13,9 +13,10 @@ from attrs import frozen
 
 from ..core.costs.costs import StageCosts
 from ..core.errors import InfeasibleError, RequestError
-from ..core.schedules.problem import ScheduleProblem
+from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
 from ..core.schedules.registry import find_family, resident_families
 from ..core.schedules.scored import Scored, exceeds, score
+from ..core.schedules.tradeoff import candidate_schedules, frontier
 from ..core.wording import counted
 from .options import declared
 
@@ -124,7 +125,6 @@ class UniformStages:
         The unit of memory is the saved tensors of one stage: each F adds 1, and sums of integers are exact.
 
         Args:
-            chunks: number of stages of each device.
             limit: memory limit of a device in its saved tensors for one microbatch, or None.
 
         Raises:
@@ -269,3 +269,11 @@ def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) ->
     from ..core.search.orders.auto import find_schedule  # imported here: compiled code takes a second to load
 
     return find_schedule(problems, resident_families(), **given)
+
+
+def frontier_of(family: ScheduleFamily, problems: Iterable[ScheduleProblem]) -> list[tuple[Mapping[str, Any], Scored]]:
+    """The Pareto frontier of a family over its chunks and parameters, within the memory limit; each schedule with its
+    parameters."""
+    own = [each for one in problems for each in candidate_schedules(one, family) if not exceeds(each[1])]
+    best = frontier([scored for _, scored in own])
+    return [each for each in own if any(each[1] is other for other in best)]

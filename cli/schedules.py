@@ -5,13 +5,13 @@ from typing import Any
 
 from ..answers.options import flag, json_flag, option, takes
 from ..answers.output import note, print_json, print_table
-from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, check_search, run_search
+from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, check_search, frontier_of, run_search
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.meaning import short_name
-from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
+from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import families, resident_families
-from ..core.schedules.scored import Scored, exceeds
-from ..core.schedules.tradeoff import frontier, named_schedules, peak_of, search_limits
+from ..core.schedules.scored import Scored
+from ..core.schedules.tradeoff import frontier, peak_of, search_limits
 from .schedule import SEARCH
 
 
@@ -40,7 +40,8 @@ def schedules(
     # Schedules that offload may fit where one microbatch's saved tensors do not.
     check_search(given, None if offloads else limit)
     known = list(families().values()) if offloads else resident_families()
-    found = _named([stages.problem(count, limit) for count in counts], known)
+    problems = [stages.problem(count, limit) for count in counts]
+    found = [scored for family in known for _, scored in frontier_of(family, problems)]
     if auto:
         found += _searched(lambda limit: [stages.problem(count, limit) for count in counts], found, limit, given)
     if not found and limit is not None:
@@ -53,15 +54,6 @@ def schedules(
         print_json({"schedules": [_answer(scored, any(scored is other for other in best)) for scored in found]})
     else:
         _show(found, best)
-
-
-def _named(problems: Sequence[ScheduleProblem], known: Sequence[ScheduleFamily]) -> list[Scored]:
-    """For each schedule family, the Pareto frontier over its chunks and parameters, within the memory limit."""
-    found: list[Scored] = []
-    for family in known:
-        own = [scored for problem in problems for scored in named_schedules(problem, [family])]
-        found += frontier([scored for scored in own if not exceeds(scored)])
-    return found
 
 
 def _searched(

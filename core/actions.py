@@ -116,7 +116,6 @@ class Action:
 
     Args:
         stage: the stage it works on; for a send the sender's, for a receive the receiver's.
-        kind: what it does.
         microbatch: which microbatch, from 0; None for kinds that belong to a whole step. For UNSHARD and RESHARD within
             a step, which run of the stage (``plan/memory_policy``).
         peer: the stage at the other end of a send or receive; None for every other kind.

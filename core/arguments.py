@@ -49,9 +49,6 @@ def byte_size(name: str, value: Any, model: bool = False) -> float | None:
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
     """The argument as an int.
 
-    Args:
-        least: the smallest number allowed; None for any.
-
     Raises:
         RequestError: it is no whole number, or a smaller one.
     """

@@ -8,15 +8,15 @@ from typing import Any
 from attrs import evolve
 
 from ..answers.plan_files import plan_of_order
-from ..answers.uniform import CHUNKS_TO_TRY, build_schedule
+from ..answers.uniform import CHUNKS_TO_TRY, build_schedule, frontier_of
 from ..core.errors import InfeasibleError
 from ..core.offload.schedule_copies import schedule_offload
 from ..core.plan.plan import MemoryPolicy, Plan
 from ..core.report.data import idle_data
 from ..core.report.schedule import schedule_data
 from ..core.schedules.registry import families, resident_families
-from ..core.schedules.scored import Scored, costs_of, exceeds
-from ..core.schedules.tradeoff import candidate_schedules, frontier, peak_of, search_limits
+from ..core.schedules.scored import Scored, costs_of
+from ..core.schedules.tradeoff import peak_of, search_limits
 from ..core.timing.idle import IdleTime, KnownStep, idle_time
 from ..core.timing.orders import evaluate
 from .question import Report, UniformQuestion, key_of, parse_question, plain_question, progress
@@ -109,17 +109,9 @@ def report_points(question: UniformQuestion, report: Report) -> None:
     named: list[Scored] = []
     for number, family in enumerate(known):
         report(**progress(family.name, number, len(known)))
-        own = [
-            (scored, parameters)
-            for problem in (question.problem(count, limit) for count in counts)
-            for parameters, scored in candidate_schedules(problem, family)
-            if not exceeds(scored)
-        ]
-        best = frontier([scored for scored, _ in own])
-        named += best
-        for scored, parameters in own:
-            if any(scored is each for each in best):
-                report(point=point_of(question, scored, family.name, parameters))
+        for parameters, scored in frontier_of(family, [question.problem(count, limit) for count in counts]):
+            named.append(scored)
+            report(point=point_of(question, scored, family.name, parameters))
     limits = search_limits(named, limit)
     for number, memory in enumerate(limits):
         report(**progress(f"auto, at most {memory:.4g}", number, len(limits)))

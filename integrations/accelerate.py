@@ -65,11 +65,6 @@ def as_one_process(state: Any) -> None:
 class AcceleratedPipeline:
     """A pipeline whose updates follow an Accelerator's accumulation of gradients.
 
-    Args:
-        accelerator: decides which batches update.
-        pipe: the pipeline.
-        rows: divides batches over replicas.
-
     Attributes:
         pipe: the pipeline.
     """

@@ -110,7 +110,6 @@ def loss_of(name: str, shared: bool) -> Callable[[Any, Any], Any]:
     """A step for ``panpipe.pipeline``, or for ``evaluate``.
 
     Args:
-        name: name of the method: ``"training_step"``, ``"validation_step"`` or ``"test_step"``.
         shared: whether batches are pairs of a batch and the shares of its rows in it.
     """
 

@@ -90,7 +90,6 @@ class ModelOptimizer(Optimizer):
 
     Args:
         given: over parameters of the model; it has not stepped yet, or it has the state of a checkpoint.
-        model: the model.
 
     Attributes:
         stages: creates the optimizers of the stages, as ``optimizer=`` of ``panpipe.pipeline``.

@@ -241,7 +241,6 @@ def plan_answer(
     """The answer for the plans that were found.
 
     Args:
-        usable: the schedule families that it may use.
         fewer: a faster plan for fewer of the devices, if one is known.
     """
     # Imported here: compiled code takes a second to load.

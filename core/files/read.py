@@ -67,9 +67,6 @@ def file_below(folder: Path, name: str, origin: str | Path, *, also: Path | None
     """The path of a file that another file names: it must be in that file's folder, or below it.
 
     Args:
-        folder: of the file that names it.
-        name: as written there.
-        origin: the file that names it, for errors.
         also: a further folder that a symbolic link may lead to.
 
     Raises:

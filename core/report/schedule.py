@@ -20,7 +20,7 @@ from ..trace.trace import (
     receive_queue,
     send_queue,
 )
-from .chart.steps import Plain, steps_svg
+from .chart.steps import steps_svg
 from .data import ReportFacts, report_data
 from .page import page_of
 
@@ -69,7 +69,7 @@ def schedule_svg(scored: Scored) -> str:
         f"{result.bubble_ratio:.1%} · peak {max(result.peak_memory) / problem.chunks:.4g}"
     )
     text += "" if limit is None else f" of at most {limit:.4g}"
-    return steps_svg((schedule_trace(scored),), scored.schedule.name, Plain(text, limit))
+    return steps_svg((schedule_trace(scored),), scored.schedule.name, text, limit)
 
 
 def schedule_trace(scored: Scored) -> Trace:

@@ -16,11 +16,9 @@ class TraceEvent:
     """One action on one of a device's queues. Times in seconds from the start of the step.
 
     Args:
-        device: its number.
         queue: ``compute``, ``send to N`` / ``receive from N`` with the other device's number, ``collectives``, or a
             queue of host copies.
         action: the action. A communication ends when its bytes have arrived.
-        start_s, end_s: its times.
         bytes: size of the message or copy; 0 for compute.
         reported: whether the transport reported when a measured message was under way; otherwise its end is when its
             reader had waited for it.
@@ -55,7 +53,6 @@ class LinkTrack:
 
     Args:
         src, dst: names of the devices or hubs at its ends.
-        bytes_per_s: its bandwidth.
         times: seconds, ascending.
         rates: used bytes/s, each from its time until the next.
     """

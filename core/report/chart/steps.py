@@ -69,19 +69,6 @@ class Axis:
 
 
 @frozen
-class Plain:
-    """What the picture of a schedule shows, whose times and sizes are in the units of its costs.
-
-    Args:
-        text: the line below its heading.
-        limit: what a device may hold; None for no limit.
-    """
-
-    text: str
-    limit: float | None = None
-
-
-@frozen
 class Step:
     """One of the steps, in the chart's unit of time.
 
@@ -104,8 +91,13 @@ class Step:
         return [(0.0, 0.0), *((sample.time_s * self.scale, sample.bytes) for sample in samples)]
 
 
-def steps_svg(traces: Sequence[Trace], title: str, plain: Plain | None = None) -> str:
-    """The picture of a predicted step, then perhaps the measured one; or of a schedule, if ``plain`` is given."""
+def steps_svg(traces: Sequence[Trace], title: str, plain: str | None = None, limit: float | None = None) -> str:
+    """The picture of a predicted step, then perhaps the measured one; or of a schedule.
+
+    Args:
+        plain: of a schedule, whose times and sizes are in the units of its costs, the line below its heading.
+        limit: what a device may hold, in that unit; None for no limit.
+    """
     longest = max(trace.step_s for trace in traces)
     unit, scale = ("s", 1.0) if longest >= 1 else ("ms", 1e3)
     names = ("predicted", "measured")
@@ -131,7 +123,7 @@ def steps_svg(traces: Sequence[Trace], title: str, plain: Plain | None = None) -
         f'height="{height}" role="img">',
         f"<title>{escape(title)}</title><style>{STYLE}{_colours(kinds, 1 + max(chunks.values(), default=0))}</style>",
         f'<rect width="{wide}" height="{height}" fill="#fff"/>',
-        *_head(title, _step_text(traces) if plain is None else plain.text, kinds, other=plain is None),
+        *_head(title, _step_text(traces) if plain is None else plain, kinds, other=plain is None),
         f'<g transform="translate({px(LEFT)} {px(TOP)})">',
         *axis.lines(gantt),
         f'<text class="s e" x="-10" y="-8">{unit}</text>',
@@ -140,7 +132,7 @@ def steps_svg(traces: Sequence[Trace], title: str, plain: Plain | None = None) -
         f'<g transform="translate({px(LEFT)} {px(memory_top)})">',
         f'<text class="s" y="-24">saved tensors{drawn}</text>',
         *axis.lines(memory),
-        *_memory(steps, devices, axis, plain),
+        *_memory(steps, devices, axis, plain is not None, limit),
         "</g></svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -250,9 +242,8 @@ def _action(event: TraceEvent, step: Step, chunks: dict[int, int], axis: Axis, y
     )
 
 
-def _memory(steps: Sequence[Step], devices: int, axis: Axis, plain: Plain | None) -> Iterator[str]:
+def _memory(steps: Sequence[Step], devices: int, axis: Axis, plain: bool, limit: float | None) -> Iterator[str]:
     curves = [[step.saved(device) for step in steps] for device in range(devices)]
-    limit = None if plain is None else plain.limit
     held_most = max((held for pair in curves for curve in pair for _, held in curve), default=0.0)
     most = max(held_most, limit or 0.0) or 1.0
     for device, pair in enumerate(curves):
@@ -266,7 +257,7 @@ def _memory(steps: Sequence[Step], devices: int, axis: Axis, plain: Plain | None
             close = f"V{px(bottom)}Z" if name == "held" else ""
             yield f'<path class="{name}" d="M0 {px(bottom)}{path}H{end}{close}"/>'
             peak = max(held for _, held in curve)
-            peaks.append(f"{peak:.4g}" if plain is not None else f"{peak / 1e6:.1f} MB")
+            peaks.append(f"{peak:.4g}" if plain else f"{peak / 1e6:.1f} MB")
         if limit is not None:
             yield f'<path class="limit" d="M0 {px(bottom - MEMORY * limit / most)}H{px(axis.width)}"/>'
         ends = [",", ""] if len(peaks) > 1 else [""]
