@@ -4,7 +4,7 @@ from .core.costs.costs import StageCosts
 from .core.schedules.problem import Schedule, ScheduleProblem
 from .core.schedules.registry import families, find_family
 from .core.schedules.scored import score
-from .core.search.orders.auto import find_schedule
+from .core.search.find_schedule import find_schedule
 
 __all__ = [
     "Schedule", "ScheduleProblem", "StageCosts",

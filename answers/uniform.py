@@ -15,8 +15,7 @@ from ..core.costs.costs import StageCosts
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
 from ..core.schedules.registry import find_family, resident_families
-from ..core.schedules.scored import Scored, exceeds, score
-from ..core.schedules.tradeoff import candidate_schedules, frontier
+from ..core.schedules.scored import Scored, candidate_schedules, exceeds, frontier, score
 from ..core.wording import counted
 from .options import declared
 
@@ -266,7 +265,7 @@ def check_search(given: Mapping[str, Any], limit: float | None) -> None:
 
 def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) -> Scored:
     """Search schedules of several numbers of chunks; `check_search` has checked the parameters."""
-    from ..core.search.orders.auto import find_schedule  # imported here: compiled code takes a second to load
+    from ..core.search.find_schedule import find_schedule  # imported here: compiled code takes a second to load
 
     return find_schedule(problems, resident_families(), **given)
 

@@ -10,8 +10,7 @@ from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.meaning import short_name
 from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import families, resident_families
-from ..core.schedules.scored import Scored
-from ..core.schedules.tradeoff import frontier, peak_of, search_limits
+from ..core.schedules.scored import Scored, frontier, peak_of, search_limits
 from .schedule import SEARCH
 
 

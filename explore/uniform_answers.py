@@ -10,13 +10,11 @@ from attrs import evolve
 from ..answers.plan_files import plan_of_order
 from ..answers.uniform import CHUNKS_TO_TRY, build_schedule, frontier_of
 from ..core.errors import InfeasibleError
-from ..core.offload.schedule_copies import schedule_offload
 from ..core.plan.plan import MemoryPolicy, Plan
 from ..core.report.data import idle_data
 from ..core.report.schedule import schedule_data
 from ..core.schedules.registry import families, resident_families
-from ..core.schedules.scored import Scored, costs_of
-from ..core.schedules.tradeoff import peak_of, search_limits
+from ..core.schedules.scored import Scored, costs_of, peak_of, search_limits
 from ..core.timing.idle import IdleTime, KnownStep, idle_time
 from ..core.timing.orders import evaluate
 from .question import Report, UniformQuestion, key_of, parse_question, plain_question, progress
@@ -80,12 +78,7 @@ def idle_of(scored: Scored) -> IdleTime:
     problem, schedule = scored.problem, scored.schedule
     costs = costs_of(problem)
     plan = plan_of_order(schedule.name, schedule.device_actions, schedule.placement, problem.microbatches)
-    if schedule.offload:
-        offload = schedule_offload(
-            plan.device_actions, plan.placement, costs, schedule.offload, hop_s=problem.hop_s,
-            copy_s_per_byte=problem.copy_s_per_byte,
-        )  # fmt: skip
-        plan = evolve(plan, memory=MemoryPolicy(offload=offload))
+    plan = evolve(plan, memory=MemoryPolicy(offload=scored.offload))
 
     def step_time(plan: Plan, costs: Any, _: bool) -> float:
         copies = scored.copies if plan.memory.offload else ()

@@ -57,7 +57,7 @@ class InfeasibleAnswer:
         self.held = holding(self.plan, self.limits, timelines)
         self.saves = problem.recompute_excluded and problem.offload_excluded
         self.large = too_large(problem.least, problem.limit, saves=self.saves)
-        self.changes = smallest_changes(nothing, problem, memory, replan, oracle=request.options.oracle)
+        self.changes = smallest_changes(problem, memory, replan)
 
     def plain(self) -> dict[str, Any]:
         """The data that ``--json`` prints."""

@@ -27,7 +27,7 @@ from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search import longest_path
 from ...core.search.search_options import SearchOptions
-from ...core.search.suggestions.fewer_devices import faster_alone
+from ...core.search.suggestions.changes import faster_alone
 from ...core.search.suggestions.infeasible import NothingFits
 from ...core.trace.throughput import StepTotals
 from ...core.tradeoff import by_time

@@ -22,8 +22,13 @@ from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
 from ...core.search.problem.options import MAX_CHUNKS
 from ...core.search.search_options import SearchOptions
-from ...core.search.suggestions.changes import InfeasibleRequest, Relaxation
-from ...core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
+from ...core.search.suggestions.changes import (
+    InfeasibleRequest,
+    Relaxation,
+    with_more_devices,
+    with_more_memory,
+    with_smaller_microbatches,
+)
 from ...core.validation.interval import with_step_error
 from ..bundled_models import is_bundled, shared_sizes
 from ..output import note

@@ -25,9 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families, resident_families
-from panpipe.core.schedules.scored import Scored, exceeds
-from panpipe.core.schedules.tradeoff import fastest, named_schedules
-from panpipe.core.search.orders.auto import EVALUATIONS, find_schedule
+from panpipe.core.schedules.scored import Scored, exceeds, fastest, named_schedules
+from panpipe.core.search.find_schedule import EVALUATIONS, find_schedule
 
 from benchmarks.driver import argument_parser, report
 

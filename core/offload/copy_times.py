@@ -58,7 +58,6 @@ def plan_copies(clock: Clock, stays: Sequence[Stay], queues: int = 1) -> list[Ti
 
     Args:
         clock: times of the compute order without copies.
-        stays: what to copy.
         queues: host-copy queues of the device: 1 for both directions, or 2.
     """
     found: list[TimedCopy | None] = [None] * len(stays)
@@ -190,7 +189,6 @@ def waits_s(clock: Clock, copies: Sequence[TimedCopy], queues: int = 1) -> float
 
     Args:
         clock: the order's times without copies.
-        copies: of the device.
         queues: its host-copy queues.
     """
     host, now = HostQueue(copies, queues), 0.0

@@ -63,7 +63,6 @@ def host_links(plan: Plan, cluster: Cluster) -> HostLinks:
     """The paths between a plan's devices and their hosts; with replicas the slowest of each position.
 
     Args:
-        plan: the plan, for its mesh.
         cluster: its devices in the order of ranks.
     """
     paths = [_path(cluster, rank) for rank in range(plan.mesh.ranks)]
@@ -132,8 +131,6 @@ def timed_copies(
 
     Args:
         orders: per device its compute order.
-        placement: device of every stage.
-        offload: the offload of the plan's memory policy.
         links: between the devices and their hosts; a device that offloads has one.
     """
     found: list[list[TimedCopy]] = [[] for _ in orders]

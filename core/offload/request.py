@@ -39,7 +39,6 @@ def check_offload_request(wanted: OffloadRequest, stages: int | None = None) -> 
     """Refuse an offload that no plan can have.
 
     Args:
-        wanted: the request.
         stages: number of the plan's stages, if known.
 
     Raises:

@@ -162,7 +162,6 @@ def building_block(problem: ScheduleProblem, *, block: Block | None = None) -> S
 
     Args:
         problem: costs and delays, for the block's number of devices and chunks.
-        block: the block.
 
     Raises:
         RequestError: there is no block, two of its passes share a slot, or it is for other devices or chunks.
@@ -183,8 +182,6 @@ def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: S
     """The fastest schedule that follows from the blocks by repeating, squeezing, re-ordering and polishing.
 
     Args:
-        problem: costs and delays.
-        name: name of the schedule.
         blocks: variants of one block, on one placement; the first is the block itself.
         held: per device, the (stage, microbatch) pairs that it may hold.
     """
@@ -235,8 +232,6 @@ def _priorities(block: Block, task: "Instance", in_time: bool, delay: float) -> 
     """Keys of F, I and W of every stage and microbatch, and how many slots lie between a stage's F and I.
 
     Args:
-        block: the block.
-        task: the problem.
         in_time: whether slots are times: an equal part of a microbatch's compute time each, with the hop delays added.
         delay: periods after its I at which a W is due, if the block does not define it.
     """

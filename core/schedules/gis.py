@@ -23,7 +23,6 @@ def gis(problem: ScheduleProblem, *, group_size: int | None = None) -> Schedule:
     """GIS for any number of devices, chunks and microbatches.
 
     Args:
-        problem: devices, chunks and microbatches.
         group_size: microbatches that go through a device's stages together; by default the number of devices.
 
     Raises:

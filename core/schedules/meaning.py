@@ -3,9 +3,9 @@
 import re
 
 _SEARCHED = re.compile(r"auto\((?P<inner>.*)\)", re.DOTALL)
-LISTED, PACKED = "listed", "packed"
-"""Names of orders that the search makes itself, in place of a family's: those of list scheduling, and those of one
-microbatch after another on devices that fit."""
+LISTED, PACKED, PERIODIC = "listed", "packed", "periodic"
+"""Names of orders that the search makes itself, in place of a family's: those of list scheduling, those of one
+microbatch after another on devices that fit, and those that repeat one pattern."""
 _OWN = "an order that the search made for these costs and limits, not from a published schedule"
 
 
@@ -23,7 +23,7 @@ def meaning_of(name: str) -> str | None:
     Args:
         name: ``listed``, ``auto(1f1b)``, ``auto(listed)``, ``auto(evaluations=100,seed=0)`` or a family's name.
     """
-    own = (LISTED, PACKED)
+    own = (LISTED, PACKED, PERIODIC)
     if name.startswith(own):
         return _OWN
     found = _SEARCHED.fullmatch(name)

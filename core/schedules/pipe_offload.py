@@ -55,12 +55,7 @@ def _build(problem: ScheduleProblem, name: str, offload: tuple[tuple[int, float]
 
 
 def block(devices: int, chunks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The slots of F and of I of every stage for the first microbatch.
-
-    Args:
-        devices: along the pipeline.
-        chunks: stages of each device.
-    """
+    """The slots of F and of I of every stage for the first microbatch."""
     there, back, hops = next(_rounds(devices, chunks))
     out = [0]
     for hop in hops:

@@ -4,7 +4,7 @@ The search itself (`choose`) is imported from its own module: it loads what is c
 """
 
 from .problem.assemble import assemble as assemble
+from .problem.assemble import even_plan as even_plan
 from .problem.oracle import Oracle as Oracle
 from .problem.oracle import Score as Score
 from .problem.oracle import longest_path as longest_path
-from .suggestions.even_plan import even_plan as even_plan

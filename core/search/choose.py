@@ -29,11 +29,9 @@ from .suggestions.infeasible import NothingFits
 
 EFFORT = 300_000_000
 """Compute actions that a search evaluates by default: some seconds on one core, and about as long for its starts."""
-FIRST = 0.75
-"""Share of it for the first search if another oracle scores its plans: further searches may follow."""
-EXACT, JUDGED = 0.9, 0.85
-"""The same of a given budget, if the oracle is the search's own: further searches are for less memory, and for
-contention if another oracle times messages that share links."""
+FIRST = 0.85
+"""Share of a given budget for the first search: others may follow, for contention, offload, sharding, or memory that
+only the oracle counts."""
 LEAST, MOST = 20_000, 400_000
 """Bounds of the resulting number of evaluations."""
 ALONE = 4_000
@@ -60,8 +58,6 @@ def search_plans(
 
     Args:
         work: the batch of a step, and the operators' costs.
-        cluster: the devices; all of them are used.
-        options: how plans are searched.
         meshes: pipeline and data dimensions to choose among; by default one pipeline over all devices.
         replicas: per replica the cluster's device at each position, if fixed; then the workload has one kind of device
             and one microbatch size.
@@ -132,9 +128,7 @@ def plan_for_devices(
 
     Args:
         graphs: the same operators with their costs on each device along the pipeline.
-        cluster: the devices.
         microbatches: of a replica's step.
-        options: how plans are searched.
         parameter_sizes: bytes of each parameter, if known.
         replicas: per replica the cluster's device at each position; by default one pipeline over all devices.
 
@@ -171,9 +165,7 @@ def choose_schedules(
         graph: what the stages cut.
         stages: names of the operators of each stage, as many as devices or a multiple.
         costs: measured, one for each stage; of its programs alone.
-        cluster: the devices.
         microbatches: of a replica's step.
-        options: how schedules are searched.
         parameter_sizes: bytes of each parameter (see :func:`assemble`).
         replicas: per replica the cluster's device at each position; by default one pipeline over all devices.
 
@@ -212,10 +204,8 @@ def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, option
 
 
 def _meter(options: SearchOptions, settings: Sequence[Setting]) -> Meter:
-    """The budget of a search: the rest of it goes to the contended step, where links are shared."""
-    exact = options.oracle is longest_path
-    first = (JUDGED if options.judge else EXACT) if exact else FIRST
-    return options.meter(_evaluations(settings, 1.0 if exact else FIRST), first)
+    """The budget of a search."""
+    return options.meter(_evaluations(settings, 1.0 if options.oracle is longest_path else FIRST), FIRST)
 
 
 def _evaluations(settings: Sequence[Setting], share: float = 1.0) -> int:

@@ -8,8 +8,7 @@ annealed order may be slower than they are. Where no order is short of memory no
 searched.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -17,21 +16,19 @@ from ..cluster.routing import path_rate, reverse
 from ..costs.costs import StageCosts
 from ..errors import InfeasibleError, RequestError
 from ..offload.choice import Offloadable, Picks, of_stages, within
-from ..offload.plan_offload import copy_queues, offloadable, picks_of, with_offload
+from ..offload.plan_offload import copy_queues, graph_storages, offloadable, picks_of, with_offload
 from ..offload.request import OffloadRequest
-from ..offload.storages import graph_storages
 from ..plan.memory_policy import Storage
 from ..plan.plan import Plan
 from ..policies.sharding import replica_costs
 from ..schedules.problem import resident
 from ..timing.coding import INFINITY
 from ..validation.host_memory import check_host_memory
-from .annealing.initial_walks import InitialWalks
-from .annealing.search import Round, all_rounds, search
+from .annealing.search import search
 from .annealing.walk import Walk, best_by_placement, frontier
 from .confirm import SearchResult, confirmed, result_of
 from .finalize import ScoredPlan, best_first, draft, judged, limits_of, score_plan
-from .problem.meter import Meter, Stopped
+from .problem.meter import Meter
 from .problem.options import SearchSpace
 from .problem.oracle import Oracle
 from .problem.setting import Setting
@@ -40,16 +37,12 @@ from .suggestions.unlimited_memory import holds_all
 
 SHARE = 0.3
 """Share of the budget for each further search."""
-NAMED_SHARE = 0.1
-"""The same for cuts of named schedules."""
 LEAVING = (0.8, 0.4)
 """Shares of what the links carry that are assumed to leave in the further searches: they get as much more memory."""
 FASTEST = 6
 """Walks of each search to which copies are added because they are fast; in addition to those that hold little."""
-CUTS = Round(1000, 1000, 1.0, 0.0, 1.0)
-"""The second descent of their cuts."""
 ALIKE = 2
-"""Walks of each named schedule to which copies are added."""
+"""Walks of each family to which copies are added."""
 TIGHTER = 3
 """How often the limits are lowered by what the oracle counts in addition."""
 GAIN = 0.004
@@ -151,35 +144,15 @@ class OffloadSearch:
     def _faster_than(self, enough_s: float) -> tuple[list[ScoredPlan], bool]:
         """Plans with copies whose orders alone take less than ``enough_s``, and whether the search was ended."""
         candidates: list[ScoredPlan] = []
-
-        def add(walks: Sequence[Walk], copied: Callable[[Walk], Iterator[ScoredPlan]]) -> None:
-            nonlocal enough_s
-            for walk in sorted(walks, key=lambda walk: walk.step_s):
-                if walk.step_s >= enough_s:
-                    break
-                found = list(copied(walk))
-                candidates.extend(found)
-                enough_s = min([enough_s, *(each.rank[1] for each in found if each.rank[0] <= 0)])
-
-        families = tuple(family for family in self.space.families if family.offloads)
-        published = evolve(self.space, families=families, anneal=False, recompute="none")
-        add(_chosen(list(self._published(published))) if families else [], self._within_limits)
-        for family in families:
-            try:
-                walks, stopped = self._searched(evolve(published, families=(family,)), INFINITY, NAMED_SHARE)
-            except RequestError:  # it supports none of the settings
-                continue
-            add(_chosen(walks), self._as_published)
-            if stopped:
-                return candidates, True
         stopped = False
         for leaving in LEAVING:
-            if self.space.anneal:
-                walks, stopped = self._searched(self.space, leaving, SHARE)
-                add(_chosen(walks), self._within_limits)
-            if not (stopped or self.meter.exhausted):
-                named, stopped = self._named(leaving)
-                add(named, self._within_limits)
+            walks, stopped = self._searched(self.space, leaving, SHARE)
+            for walk in sorted(_chosen(walks), key=lambda walk: walk.step_s):
+                if walk.step_s >= enough_s:
+                    break
+                found = list(self._within_limits(walk))
+                candidates += found
+                enough_s = min([enough_s, *(each.rank[1] for each in found if each.rank[0] <= 0)])
             if stopped or self.meter.exhausted:
                 break
         return candidates, stopped
@@ -196,53 +169,15 @@ class OffloadSearch:
         return found if self.alternatives else best_first(found)[:1]
 
     def _short_of_memory(self, best: Plan) -> bool:
-        """Whether more memory could make the step shorter: a known schedule is faster that does not fit.
-
-        Its backwards are split where the search splits them, as those of the plan are.
-        """
+        """Whether a device recomputes, or cannot hold all microbatches at once."""
         limits = limits_of(self.settings[0], best)
-        if best.memory.recompute:
-            return True
-        if all(holds_all(best, device, limit) for device, limit in enumerate(limits)):
-            return False
-        enough_s = (1 - GAIN) * self._step_s(best)
-        if any(walk.step_s < enough_s for walk in self._published(self.space)):
-            return True
-        if self.meter.exhausted:
-            return False
-        walks, _ = self._searched(evolve(self.space, anneal=False), INFINITY, NAMED_SHARE)
-        return any(walk.step_s < enough_s for walk in walks)
-
-    def _published(self, space: SearchSpace) -> Iterator[Walk]:
-        """Schedules on even cuts: those that offload have copies that were planned for just these orders."""
-        settings = [_with_more_memory(setting, INFINITY) for setting in self.settings]
-        return InitialWalks(settings, space).published()
-
-    def _named(self, leaving: float) -> tuple[list[Walk], bool]:
-        """Fast walks of each family on cuts of their own; further as ``_searched``."""
-        share = NAMED_SHARE if self.space.anneal else SHARE
-        walks, stopped = self._searched(evolve(self.space, anneal=False), leaving, share)
-        chosen, meter = (
-            list({id(walk): walk for walk in (*_chosen(walks), *_of_each_family(walks))}.values()),
-            self.meter,
-        )
-        if stopped or meter.until_fit:
-            return chosen, stopped
-        part = meter.part(max(int(share * meter.budget), 1))
-        try:
-            all_rounds(chosen, (CUTS,), part, self.seed)
-        except (Stopped, KeyboardInterrupt):
-            stopped = True
-        meter.spent += part.spent
-        return chosen, stopped
+        return bool(best.memory.recompute) or not all(map(holds_all, [best] * len(limits), range(len(limits)), limits))
 
     def _searched(self, space: SearchSpace, leaving: float, share: float) -> tuple[list[Walk], bool]:
         """Walks of a search in which saved tensors may take more memory.
 
         Args:
-            space: the schedules.
             leaving: share of what the links carry that is assumed to leave; infinite for any amount.
-            share: of the budget.
         """
         meter = self.meter
         further = meter.part(max(int(share * meter.budget), 1), until_fit=meter.until_fit)
@@ -309,24 +244,14 @@ class _Base:
 
 
 def _chosen(walks: Sequence[Walk]) -> list[Walk]:
-    """The walks to which copies are added: fast ones, the fastest of each schedule that offloads, and the frontier of
-    time and memory."""
-    offloading: dict[tuple[str, int], Walk] = {}
+    """The walks to which copies are added: fast ones, the fastest of each family (of those that offload, of each
+    schedule), and the frontier of time and memory."""
+    alike: dict[str, list[Walk]] = {}
     for walk in walks:
-        if walk.offload:
-            offloading.setdefault((walk.name, id(walk.setting)), walk)
-    found = [*best_by_placement(list(walks), FASTEST, 2), *offloading.values(), *frontier(list(walks))]
+        alike.setdefault(walk.schedule if walk.offload else walk.schedule.partition("(")[0], []).append(walk)
+    fastest = [walk for own in alike.values() for walk in own[:ALIKE]]
+    found = [*best_by_placement(list(walks), FASTEST, 2), *fastest, *frontier(list(walks))]
     return list({id(walk): walk for walk in found}.values())
-
-
-def _of_each_family(walks: Sequence[Walk]) -> Iterator[Walk]:
-    """The fastest walks of each family."""
-    for _, own in groupby(sorted(walks, key=lambda walk: (_family(walk), walk.value)), key=_family):
-        yield from islice(own, ALIKE)
-
-
-def _family(walk: Walk) -> str:
-    return walk.schedule.partition("(")[0]
 
 
 def _with_more_memory(setting: Setting, leaving: float) -> Setting:

@@ -31,10 +31,8 @@ def sharded_search(
 
     Args:
         settings: with the costs of whole stages.
-        meter: of the search.
         shard: a level for all stages, as `level_and_sharers` reads it, or ``auto``.
         oracle: predicts plans of which only some stages are sharded.
-        search: searches.
 
     Raises:
         RequestError: a level is asked for, and all meshes have one replica.
@@ -73,9 +71,6 @@ def _levels_that_fit(
 
     A level that shares more may be faster: with the memory that it frees, fewer stages recompute.
 
-    Args:
-        replicated: the settings with more than one replica.
-
     Raises:
         NothingFits: at no level a plan fits.
     """
@@ -106,7 +101,6 @@ def _where_needed(plan: Plan, memory: Sequence[float], oracle: Oracle) -> Plan:
     Args:
         plan: all stages have one level; with a prediction.
         memory: bytes that each of the cluster's devices may hold.
-        oracle: predicts the result.
     """
     prediction = plan.predicted
     limits = least_by_position(memory, plan.mesh.replicas)
@@ -126,7 +120,6 @@ def _lower(plan: Plan, levels: list[str], level: str, spare: list[float]) -> Non
     """Set stages of the level above this one to this one, where memory is left.
 
     Args:
-        plan: its stages and costs.
         levels: of each stage; changed.
         level: the lower level.
         spare: bytes that are left on each device; changed.

@@ -13,7 +13,7 @@ longest ones.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from attrs import define, evolve
 
@@ -33,7 +33,6 @@ def with_runs(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, limits:
     Args:
         plan: sound, but for its runs.
         costs: per stage, of the whole stage.
-        cluster: the devices.
         limits: bytes that the device at each position may hold.
     """
     sharing = [stage.index for stage in plan.stages if shards_parameters(plan, stage.index)]
@@ -48,7 +47,8 @@ def with_runs(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, limits:
             [COMPUTE_SECONDS[action.kind](costs[action.stage]) for action in actions],
             [limits[device] - size for size in working],
         )
-        runs = [_Run(s, *block, held[s].gathered_bytes) for s in own for block in _blocks(actions, s)]
+        blocks = [(s, list(at)) for s, at in groupby(range(len(actions)), key=lambda at: actions[at].stage)]
+        runs = [_Run(s, at[0], at[-1], held[s].gathered_bytes) for s, at in sorted(blocks) if s in own]
         for run in runs:
             room.take(run.first, run.last, run.bytes)
         gather_s, scatter_s = (
@@ -80,6 +80,8 @@ class _Run:
     begin: int = -1
     before: int = -1
     """Position of the last action of the stage before the run; −1 if there is none."""
+    continues: bool = False
+    """Whether parameters stay whole from the run before it on."""
 
     def planned(self, actions: Sequence[Action]) -> UnshardedRun:
         after = actions[self.begin - 1] if self.begin else None
@@ -124,47 +126,26 @@ class _Room:
         run.begin = begin
 
 
-def _blocks(actions: Sequence[Action], stage: int) -> list[tuple[int, int]]:
-    """First and last positions of the adjacent actions of a stage."""
-    found: list[tuple[int, int]] = []
-    for position, action in enumerate(actions):
-        if action.stage != stage:
-            continue
-        if found and found[-1][1] == position - 1:
-            found[-1] = found[-1][0], position
-        else:
-            found.append((position, position))
-    return found
-
-
 def _joined(runs: Sequence[_Run], room: _Room, hidden_s: Mapping[int, float] | None) -> list[_Run]:
     """The runs, joined where the parameters fit between two of a stage; by position.
 
     Args:
-        runs: of a device.
-        room: what is left there.
+        runs: of a device, those of each stage together.
         hidden_s: seconds of the actions between two runs of each stage that hide its all-gather; None if none do.
     """
-    by_stage: dict[int, list[_Run]] = {}
-    for run in runs:
-        by_stage.setdefault(run.stage, []).append(run)
-    gaps = [(one, other) for own in by_stage.values() for one, other in pairwise(own)]
-    gaps.sort(key=lambda gap: (gap[1].first - gap[0].last, gap[0].last))
-    followed = set()
-    for one, other in gaps:
+    gaps = [(one, other) for one, other in pairwise(runs) if one.stage == other.stage]
+    for one, other in sorted(gaps, key=lambda gap: (gap[1].first - gap[0].last, gap[0].last)):
         if hidden_s is not None and room.elapsed[other.first] - room.elapsed[one.last + 1] >= hidden_s[one.stage]:
             continue
         if room.fits(one.last + 1, other.first - 1, one.bytes):
             room.take(one.last + 1, other.first - 1, one.bytes)
-            followed.add((one.stage, one.last))
+            other.continues = True
     result: list[_Run] = []
-    for own in by_stage.values():
-        open_run: _Run | None = None
-        for run in own:
-            if open_run is not None and (run.stage, open_run.last) in followed:
-                open_run.last = run.last
-                continue
-            before = -1 if open_run is None else open_run.last
-            open_run = evolve(run, before=before)
-            result.append(open_run)
+    for run in runs:
+        if run.continues:
+            result[-1].last = run.last
+            continue
+        if result and result[-1].stage == run.stage:
+            run.before = result[-1].last
+        result.append(run)
     return sorted(result, key=lambda run: run.first)

@@ -11,7 +11,7 @@ from ...core.capture.graph.nodes import root_of
 from ...core.capture.programs.stage_programs import SavedStorage
 from ...core.errors import RequestError
 from ...core.logs import LOGGER
-from ...core.offload.storages import SMALLEST_BYTES
+from ...core.offload.plan_offload import SMALLEST_BYTES
 from ...core.plan.memory_policy import Storage
 from ...core.plan.plan import Plan
 from ..devices.available_memory import bytes_left, container_bytes, physical_bytes

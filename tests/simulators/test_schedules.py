@@ -8,7 +8,7 @@ from panpipe.core.errors import InfeasibleError
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import BUILT_IN
 from panpipe.core.schedules.scored import Scored, exceeds, score
-from panpipe.core.search.orders.auto import find_schedule
+from panpipe.core.search.find_schedule import find_schedule
 from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 

@@ -36,7 +36,6 @@ def patterns(task: Instance, most: int | None = None) -> Iterator[Priorities]:
     Stages share a device's memory in proportion to how long each holds a microbatch.
 
     Args:
-        task: the instance.
         most: how many to return, evenly spaced among all; None for all.
     """
     period = float(task.times.sum(axis=0)[task.stages_on].sum(axis=1).max())

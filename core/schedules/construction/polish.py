@@ -37,10 +37,6 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
 
     With stages of equal times and messages without delay the order is returned unchanged, and where functions are
     interpreted.
-
-    Args:
-        problem: costs and delays.
-        schedule: the order.
     """
     costs = costs_of(problem)
     times = {t for cost in costs for t in (cost.forward_s, cost.backward_input_s, cost.backward_weight_s)}
@@ -82,11 +78,7 @@ def improve(
     """Improve ``orders`` in place by simulated annealing.
 
     Args:
-        seed: of the random numbers.
-        moves: how many to try.
         temperature: the initial temperature as a share of the makespan; it falls to 0.
-        count: microbatches.
-        placement: device of every stage.
         costs: ``compiled.StageArrays``.
         limits: bytes that each device may hold.
         orders, lengths, scratch: as in ``compiled.run``.

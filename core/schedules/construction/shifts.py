@@ -89,7 +89,6 @@ def join(order: Any, length: int, first: int, last: int) -> int:
 
     Args:
         order: of a device, changed in place.
-        length: of the order.
         first, last: codes of the actions that may be joined: from the first to below the last.
     """
     to = 0

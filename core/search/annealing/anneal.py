@@ -150,13 +150,11 @@ def anneal(
     """Anneal ``candidate`` in place; ``best`` becomes the best candidate found, if it is better than ``best_value``.
 
     Args:
-        seed: of the random numbers.
         moves: number of candidates to evaluate, including the initial one.
         begin, end: shares of the whole annealing that are over before and after these moves.
         temperature: at the start of the whole annealing, as a share of the step; it falls to 0 at its end.
         shares: :class:`MoveShares`.
         target: a step that ends the annealing.
-        count: microbatches.
         graph, machine: see `costing`.
         candidate, best: :class:`Candidate`.
         best_value: objective of ``best``; infinite to replace ``best`` by the initial candidate.
@@ -196,30 +194,6 @@ def anneal(
             if step <= target and excess == 0:
                 break
     return best_value
-
-
-@njit()
-def try_every_cut(
-    count: int, graph: Any, machine: Any, candidate: Any, best: Any, best_value: float, buffers: Any
-) -> float:
-    """Evaluate all possible cuts with the orders of ``candidate``; arguments and result as of :func:`anneal`."""
-    cuts, stages = candidate.cuts, candidate.placement.shape[0]
-    nodes = cuts[stages]
-    cuts[:stages] = np.arange(stages)
-    while True:
-        cost_stages(graph, machine, candidate.placement, cuts, candidate.recompute, buffers.costs)
-        step, _, value = evaluate_candidate(count, candidate, machine, buffers)
-        if step >= 0 and value < best_value:
-            best_value = value
-            _copy_into(best, candidate)
-        cut = stages - 1
-        while cut > 0 and cuts[cut] == nodes - (stages - cut):
-            cut -= 1
-        if cut == 0:
-            return best_value
-        cuts[cut] += 1
-        for later in range(cut + 1, stages):
-            cuts[later] = cuts[later - 1] + 1
 
 
 @njit()

@@ -70,9 +70,7 @@ def fitting_cuts(setting: Setting, placement: Integers, flight: Integers, recomp
 
     Args:
         setting: the graph and the devices.
-        placement: device of every stage.
         flight: per stage, the largest number of microbatches in flight (see :func:`most_in_flight`).
-        recompute: per stage.
     """
     readings, chunks = readings_of(setting.arrays), np.bincount(placement, minlength=setting.devices)
     cuts = np.zeros(len(placement) + 1, dtype=np.int64)

@@ -4,30 +4,26 @@ List-scheduled orders are better starts if published orders need too much memory
 device runs the available action that is due first in a periodic pattern, and starts none that it could not finish
 within its memory (`schedules/construction/list_scheduler`). If one microbatch at a time fits, such an order exists.
 
-Starts have even cuts: stages of equal work, or devices of equal work, whose own stages may be uneven. The work of each
-device is much cheaper to compute than a step of thousands of actions, so cuts are first moved by that work alone.
+Starts have even cuts, and cuts that fit.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from ...costs.partition import Cuts
-from ...numba_cache import njit
 from ...policies.recompute import Recompute, recomputed_stages
 from ...schedules.construction.initial_keys import patterns, placements
 from ...schedules.construction.list_scheduler import DECODING, Instance
-from ...schedules.meaning import LISTED
+from ...schedules.meaning import LISTED, PERIODIC
 from ...schedules.problem import ScheduleProblem
-from ...timing.coding import BOTH, INFINITY, INPUT, WEIGHT, Floats, Integers
+from ...timing.coding import BOTH, INFINITY, INPUT, WEIGHT, Floats
 from ...timing.compiled import StageArrays, make_stage_arrays
 from ..problem.candidate import Candidate
-from ..problem.looped_cuts import looped_cuts, spread
-from ..problem.options import Option, SearchSpace, options, schedule_problem
+from ..problem.options import Option, SearchSpace, options
 from ..problem.setting import Setting
 from .fitting_cuts import fitting_cuts, most_in_flight
-from .moves import shift_cuts
+from .periodic import periodic_orders
 from .walk import Walk, start_walk
 
 BUILT = 250_000
@@ -79,7 +75,7 @@ class InitialWalks:
                 break
             placement = option.placement(setting.devices)
             if placement not in problems:
-                even = even_cuts(setting, placement)
+                even = setting.even_cuts(placement)
                 problems[placement] = even, problem_of(setting, placement, even)
             cuts, problem = problems[placement]
             schedule = option.build(problem)
@@ -170,14 +166,30 @@ def _options(setting: Setting, space: SearchSpace) -> Iterable[Option]:
 
 
 def problem_of(setting: Setting, placement: Sequence[int], cuts: Cuts) -> ScheduleProblem:
-    """The input of a schedule's builder, with the costs of the stages of these cuts."""
+    """The input of a schedule's builder, with the costs of the stages of these cuts.
+
+    The hop delay is the mean over the edges between devices. The memory for saved tensors is the smallest over devices
+    of limit − state − largest workspace.
+    """
     _, costs, edges = setting.staged(cuts, placement)
-    return schedule_problem(
-        setting.cluster, setting.microbatches, placement=placement, costs=costs, edges=edges, limits=setting.limits,
-        positions=setting.replicas[0],
+    places = [setting.replicas[0][device] for device in placement]
+    hops = [
+        setting.cluster.transfer_s(places[edge.src], places[edge.dst], edge.bytes)
+        for edge in edges
+        if places[edge.src] != places[edge.dst]
+    ]
+    spare = []
+    for device, limit in enumerate(setting.limits):
+        own = [cost for cost, place in zip(costs, placement, strict=True) if place == device]
+        spare.append(limit - sum(c.state_bytes for c in own) - max((c.workspace_bytes for c in own), default=0))
+    return ScheduleProblem(
+        setting.devices, setting.microbatches, len(costs) // setting.devices, tuple(costs),
+        sum(hops) / len(hops) if hops else 0.0, max(min(spare), 0.0),
     )  # fmt: skip
 
 
+PERIODIC_BELOW = 0.6
+"""Periodic orders are starts up to this share of the memory of 1F1B."""
 KEPT = 2
 """Largest number of orders that become starts, for each cuts."""
 HELD = 2
@@ -190,8 +202,6 @@ def list_scheduled(setting: Setting, chunks: int, recompute: Recompute | None, o
     """Walks with ``chunks`` stages per device, on every placement, for several cuts.
 
     Args:
-        setting: the graph and the devices.
-        chunks: stages per device.
         recompute: see ``SearchOptions``.
         orders: how many to try for each placement and cuts; the best ``KEPT`` are returned.
     """
@@ -216,11 +226,8 @@ class _Stages:
     def __init__(self, setting: Setting, placement: tuple[int, ...], recompute: "np.ndarray") -> None:
         self._setting, self._placement, self._recompute = setting, np.array(placement, dtype=np.int64), recompute
         self._on = np.array([[s for s, d in enumerate(placement) if d == at] for at in range(setting.devices)])
-        even = even_cuts(setting, placement)
-        self._cuts = [even]
-        if setting.fixed is None and len(placement) > setting.devices:
-            self._cuts.append(balanced_cuts(setting, self._placement, even))
-        self.short = any(map(self._is_short, self._cuts))
+        self._cuts = [setting.even_cuts(placement)]
+        self.short = self._is_short(self._cuts[0])
         if self.short and setting.fixed is None:
             self._cuts += self._lean_cuts()
 
@@ -243,10 +250,10 @@ class _Stages:
         )
         return np.asarray(self._setting.machine.limits - state - workspace, dtype=float)
 
-    def _is_short(self, cuts: Cuts) -> bool:
-        """Whether a device's memory is too small for as many microbatches as 1F1B holds."""
+    def _is_short(self, cuts: Cuts, share: float = 1.0) -> bool:
+        """Whether a device's memory is too small for this share of the microbatches that 1F1B holds."""
         costs = self._costs(cuts)
-        flight = min(self._setting.devices, self._setting.microbatches)
+        flight = share * min(self._setting.devices, self._setting.microbatches) * (1 - 1e-6)
         return bool(np.any(flight * costs.after_forward[self._on].sum(axis=1) > self._spare(costs)))
 
     def _lean_cuts(self) -> Iterator[Cuts]:
@@ -263,12 +270,13 @@ class _Stages:
             flight = min(flight - 1, 1) if found == FLIGHTS - 1 else flight // 2
 
     def _scheduled_on(self, cuts: Cuts, orders: int) -> Iterator[Walk]:
-        task = self._instance(cuts)
+        task, short = self._instance(cuts), self._is_short(cuts, PERIODIC_BELOW)
         if np.any(task.saved[task.stages_on].sum(axis=1) > task.limits):
             return
         found = sorted(map(task.listed, patterns(task, orders)), key=lambda listed: listed.value[0])
-        for listed in found[:KEPT]:
-            schedule = task.schedule(LISTED, *listed[1:])
+        orders_of = {LISTED: [listed[1:] for listed in found[:KEPT]], PERIODIC: periodic_orders(task) if short else ()}
+        for name, coded in ((name, coded) for name, own in orders_of.items() for coded in own):
+            schedule = task.schedule(name, *coded)
             walk = start_walk(self._setting, schedule, cuts, split=not self._setting.mixes)
             walk.annealed, walk.best.recompute[:] = True, self._recompute
             yield walk
@@ -293,64 +301,3 @@ class _Stages:
             problem, self._placement, self._on, times, costs.times[BOTH] + costs.second_forward, hops,
             costs.after_forward, costs.after_input, np.minimum(self._spare(costs), enough),
         )  # fmt: skip
-
-
-MOVES = 20_000
-"""Moves of cuts: some milliseconds for a hundred stages."""
-POWER = 16
-"""Exponent of the norm of the devices' loads that is minimized: close to the maximum, but smaller loads count too."""
-NEXT_CUT = 0.5
-"""Probability that a move includes the next cut."""
-REACH = 1.5
-"""Mean distance of a move in operators."""
-
-
-def even_cuts(setting: Setting, placement: Sequence[int]) -> Cuts:
-    """Cuts whose stages have work in proportion to their devices' speeds; with equal speeds, even within each loop."""
-    chunks, extra = divmod(len(placement), setting.devices)
-    if len(set(setting.speeds)) == 1 and not extra:
-        return looped_cuts(setting.prefix, setting.devices, [1.0] * chunks)
-    return tuple(spread(setting.prefix, 0, len(setting.prefix) - 1, [setting.speeds[d] for d in placement]))
-
-
-def balanced_cuts(setting: Setting, placement: Integers, cuts: Cuts) -> Cuts:
-    """Cuts that give the devices about equal work, by descent from ``cuts``."""
-    times = setting.arrays.sums[list(setting.slowest), : WEIGHT + 1].sum(axis=1)
-    result = np.array(cuts, dtype=np.int64)
-    if len(placement) > 1 and times[:, -1].max() > 0:
-        _descend(np.ascontiguousarray(times), placement, result, MOVES)
-    return tuple(result.tolist())
-
-
-@njit()
-def _unevenness(times: Any, placement: Any, cuts: Any, loads: Any) -> float:
-    loads[:] = 0.0
-    for s in range(placement.shape[0]):
-        d = placement[s]
-        loads[d] += times[d, cuts[s + 1]] - times[d, cuts[s]]
-    most = loads.max()
-    return float(most * ((loads / most) ** POWER).sum() ** (1 / POWER)) if most > 0 else 0.0
-
-
-@njit()
-def _descend(times: Any, placement: Any, cuts: Any, moves: int) -> None:
-    """Move cuts and keep each move that does not increase the unevenness.
-
-    Args:
-        times: per device, time of the operators before each, (devices, nodes + 1).
-        placement: device of every stage.
-        cuts: (stages + 1), changed in place.
-        moves: number of moves to try.
-    """
-    np.random.seed(0)
-    before, loads = cuts.copy(), np.zeros(times.shape[0])
-    value = _unevenness(times, placement, cuts, loads)
-    for _ in range(moves):
-        before[:] = cuts
-        if not shift_cuts(cuts, REACH, NEXT_CUT):
-            continue
-        new = _unevenness(times, placement, cuts, loads)
-        if new <= value:
-            value = new
-        else:
-            cuts[:] = before

@@ -5,7 +5,7 @@
    worse.)
 2. Cuts and orders of the better ones are annealed together, with their own costs, edges and memory limits; fewer walks
    get more moves in each round (successive halving, Karnin et al. 2013).
-3. If the budget suffices, the best ones continue with one stage for each operator, which moves to any device.
+3. In a small graph, the best ones continue with one stage for each operator, which moves to any device.
 
 Nothing here reads a clock: a budget counts evaluations, and the same request gives the same plan.
 """
@@ -60,14 +60,11 @@ PLACEMENTS = (
     Round(12, 3, 0.5, 0.03, 0.0, 0.25), Round(4, 1, 0.3, 0.01, 0.0, 0.15), Round(1, 1, 0.2, 0.003, 0.0, 0.05),
 )  # fmt: skip
 """Rounds for devices and orders of single operators."""
-FREE, FREE_SMALL = 0.5, 0.85
-"""Share of the budget for these rounds; for a small graph, whose cuts need few evaluations."""
-SMALL = 1000
-"""Evaluations in the budget for each action of single operators from which on a graph counts as small."""
+PLACING, SMALL = 0.85, 500
+"""Share of the budget for these rounds, and evaluations in it for each action of single operators from which on there
+are any: larger graphs gain nothing."""
 JOINED = 4
 """Walks whose stages are joined again at the end."""
-FREE_MOVES = 100
-"""Moves for each action of single operators from which on these rounds take place: fewer find nothing."""
 
 SPLITS = 0.15
 """Share of the moves that split a B or join an I with its W, if B and I with W take different times."""
@@ -75,8 +72,6 @@ RECOMPUTES = 0.04
 """Share of the moves that switch a stage's recomputation, if it is the search's choice and memory is short."""
 COOL = 10
 """Moves per action below which annealing starts at a lower temperature."""
-SYSTEMATIC = 10
-"""Number of possible cuts per move up to which all cuts are tried instead of random moves."""
 FEW = 40_000
 """Most evaluations of a search that ends with the first plan that fits."""
 SCOUTING = 0.5
@@ -89,7 +84,6 @@ def search(
     meter: Meter,
     seed: int = 0,
     earlier: Sequence[Walk] = (),
-    others: Sequence[Walk] = (),
 ) -> tuple[list[Walk], bool]:
     """Search for the fastest step among settings.
 
@@ -98,11 +92,7 @@ def search(
 
     Args:
         settings: to choose among, by their step times.
-        space: see :class:`SearchSpace`.
-        meter: the budget.
-        seed: of all random numbers.
         earlier: walks of an earlier search to continue from, in these settings; none to start with schedules.
-        others: further starts.
 
     Returns:
         The walks, best first, and whether a time limit or an interrupt ended the search early.
@@ -133,12 +123,15 @@ def search(
         for walk in starts.list_scheduled(budget):
             walks.append(walk)
             meter.spend(0)
-        walks += [*_fitting(scouted), *others]
+        walks += _fitting(scouted)
         scouted.clear()
-        free = _free_share(settings, space, meter.left)
-        all_rounds(walks, _rounds(settings, space), meter, seed, int((1 - free) * meter.left))
-        if free:
-            walks += _placed_freely(walks, meter, seed)
+        placing = _is_small(settings, space, meter.left)
+        all_rounds(walks, _rounds(settings, space), meter, seed, 1 - PLACING if placing else 1.0)
+        if placing:
+            free = [refined(walk) for walk in best_by_placement(walks, PLACEMENTS[0].keep, 1)]
+            free += [refined(walk) for walk in packed(settings[0])]
+            all_rounds(free, PLACEMENTS, meter, seed)
+            walks += [joined(walk) for walk in best_by_placement(free, JOINED, 1)]
     except (Stopped, KeyboardInterrupt):
         if not walks:
             raise
@@ -182,29 +175,17 @@ def _continued(
     return ranked(walks), False
 
 
-def _free_share(settings: Sequence[Setting], space: SearchSpace, left: int) -> float:
-    """Share of the budget for placing single operators freely: 0 if it is too small, or stages or their number are
-    given."""
+def _is_small(settings: Sequence[Setting], space: SearchSpace, left: int) -> bool:
+    """Whether single operators are placed freely: the graph is small, and neither stages nor their number are given."""
     first = settings[0]
     if not space.anneal or space.chunks[0] > 1 or space.chunks[1] < MAX_CHUNKS or first.fixed or first.devices == 1:
-        return 0.0
-    actions = 3 * len(first.graph.nodes) * max(setting.microbatches for setting in settings)
-    if actions * SMALL <= left:
-        return FREE_SMALL
-    return FREE if actions * FREE_MOVES <= FREE * left else 0.0
+        return False
+    return 3 * len(first.graph.nodes) * max(setting.microbatches for setting in settings) * SMALL <= left
 
 
-def _placed_freely(walks: Sequence[Walk], meter: Meter, seed: int) -> list[Walk]:
-    """The best walks with operators placed freely, annealed, and their stages joined again."""
-    found = [refined(walk) for walk in best_by_placement(list(walks), PLACEMENTS[0].keep, 1)]
-    found += [refined(walk) for walk in packed(walks[0].setting)]
-    all_rounds(found, PLACEMENTS, meter, seed)
-    return [joined(walk) for walk in best_by_placement(found, JOINED, 1)]
-
-
-def all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: int, most: int | None = None) -> None:
-    """Successive halving: the rounds one after another, with ``most`` evaluations, by default all that are left."""
-    left = meter.left if most is None else most
+def all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: int, share: float = 1.0) -> None:
+    """Successive halving: the rounds one after another, with a share of the evaluations that are left."""
+    left = share * meter.left
     for number, each in enumerate(rounds):
         allowance = left * each.share / max(sum(other.share for other in rounds), 1e-9)
         _round(best_by_placement(walks, each.keep, each.each), each, number, int(allowance), meter, seed)
@@ -216,7 +197,9 @@ def _ended(walks: list[Walk], meter: Meter) -> list[Walk]:
     missing = [walk for walk in walks if walk.value == INFINITY]
     evaluate_all(missing)
     meter.spent += len(walks) if len(missing) == len(walks) else 0
-    return ranked(walks)
+    found = ranked(walks)
+    meter.report(found[0].step_s if found[0].excess == 0 else INFINITY)  # a start may lead
+    return found
 
 
 def _scout(
@@ -289,10 +272,6 @@ def _round(
             SPLITS if walk.setting.mixes and given.temperature else 0.0,
             given.place,
         )
-        if given.cut == 1 and walk.setting.fixed is None and walk.cut_count <= min(SYSTEMATIC * moves, meter.left):
-            walk.try_every_cut(meter)
-            walk.free_buffers()
-            continue
         temperature = given.temperature * min(moves / (COOL * max(walk.actions, 1)), 1.0)
         walk.anneal(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, temperature, shares)
         walk.free_buffers()

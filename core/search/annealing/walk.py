@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from math import comb
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ...timing.compiled import make_scratch, make_stage_arrays
 from ..problem.candidate import Buffers, Candidate, make_buffers
 from ..problem.meter import Meter
 from ..problem.setting import Setting
-from .anneal import anneal, evaluate_candidate, step_of, try_every_cut
+from .anneal import anneal, evaluate_candidate, step_of
 from .moves import MoveShares
 
 SLICE = 4_000_000
@@ -74,11 +73,7 @@ class Walk:
         """Anneal from the best candidate; return the walk itself.
 
         Args:
-            meter: counts the evaluations.
-            moves: number of moves.
-            seed: of the random numbers.
             temperature: the initial one, as a share of the step.
-            shares: of the kinds of moves.
 
         Raises:
             Stopped: the time limit is reached; the best candidate so far is kept.
@@ -99,30 +94,6 @@ class Walk:
                 self.evaluate()
             meter.spend(now, self.step_s if self.excess == 0 else INFINITY)
         return self
-
-    def try_every_cut(self, meter: Meter) -> None:
-        """Find the best of all possible cuts for the best order.
-
-        Raises:
-            Stopped: the time limit is reached; the best cuts are kept.
-        """
-        candidate, setting = self.best.copy(), self.setting
-        self.value = try_every_cut(
-            setting.microbatches,
-            setting.arrays,
-            setting.machine,
-            candidate,
-            self.best,
-            self.value,
-            self._buffers_for(candidate),
-        )
-        self.evaluate()
-        meter.spend(self.cut_count, self.step_s if self.excess == 0 else INFINITY)
-
-    @property
-    def cut_count(self) -> int:
-        """Number of possible cuts."""
-        return comb(len(self.setting.graph.nodes) - 1, len(self.best.placement) - 1)
 
     def evaluate(self) -> None:
         """Compute step, excess, objective and peaks of the best candidate."""
@@ -186,9 +157,7 @@ def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool)
     """A walk that starts with a schedule on some cuts.
 
     Args:
-        setting: in which it is evaluated.
         schedule: placement and order.
-        cuts: of its stages.
         split: whether to replace each B by I and W.
     """
     stages = len(schedule.placement)

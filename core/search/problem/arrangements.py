@@ -1,8 +1,8 @@
 """Arrangements: the device of a cluster at each position of each replica's pipeline, for unequal links and memory.
 
 The search tries several and scores each: a pipeline over consecutive devices of the cluster, with one replica after
-another; replicas over consecutive devices; the same with neighbours in the pipeline as near as possible (nearest
-neighbour, then 2-opt; Croes 1958); and, if memory differs, devices with the most memory first, because a pipeline's
+another; replicas over consecutive devices; the same with neighbours in the pipeline near to each other (nearest
+neighbour); and, if memory differs, devices with the most memory first, because a pipeline's
 first stages hold the most microbatches.
 """
 
@@ -58,7 +58,7 @@ def _distances(cluster: Cluster, count: int) -> Floats:
 def nearest_order(distances: Floats, devices: Sequence[int]) -> tuple[int, ...]:
     """The devices in an order with short distances between neighbours; unchanged if the gain is small."""
     given = tuple(devices)
-    found = [_improved(distances, _greedy(distances, given, first)) for first in given[:STARTS]]
+    found = [_greedy(distances, given, first) for first in given[:STARTS]]
     best = min(found, key=lambda order: _length(distances, order))
     return best if _length(distances, best) < WORTH * _length(distances, given) else given
 
@@ -74,19 +74,6 @@ def _greedy(distances: Floats, devices: Sequence[int], first: int) -> tuple[int,
         order.append(min(left, key=lambda device: (distances[order[-1], device], device)))
         left.remove(order[-1])
     return tuple(order)
-
-
-def _improved(distances: Floats, order: tuple[int, ...]) -> tuple[int, ...]:
-    """2-opt: reverse parts of the order while that shortens it."""
-    better = True
-    while better:
-        better = False
-        for i, j in itertools.combinations(range(1, len(order)), 2):
-            before, first, last, after = order[i - 1], order[i], order[j], order[(j + 1) % len(order)]
-            now = distances[before, first] + distances[last, after]
-            if distances[before, last] + distances[first, after] < now * (1 - 1e-9):
-                order, better = (*order[:i], *reversed(order[i : j + 1]), *order[j + 1 :]), True
-    return order
 
 
 def reduction_rates(

@@ -209,7 +209,6 @@ def of_one_replica(arrays: GraphArrays, whole: GraphArrays, replicas: int, shard
         arrays: of the costs of one replica.
         whole: of those of a whole stage.
         replicas: how many there are.
-        shard: what they share.
     """
     sums, gradient = arrays.sums.copy(), whole.shared_gradient
     sums[:, GRADIENT_BYTES] = whole.sums[:, GRADIENT_BYTES]

@@ -1,5 +1,6 @@
 """Build a plan from stages and a schedule."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from attrs import evolve
@@ -23,8 +24,6 @@ def assemble(
     """The plan, without a prediction.
 
     Args:
-        graph: the model's operators.
-        stages: names of the operators of each stage.
         schedule: placement and compute order.
         parameter_sizes: bytes of each parameter; needed for those that several stages read. If None, the size is that
             of an operator that reads only this parameter.
@@ -121,3 +120,20 @@ def parameter_bytes(graph: OpGraph, parameter: str, sizes: Mapping[str, int] | N
             f"the size of parameter '{parameter}', which several stages read, is not known: give it in parameter_sizes"
         )
     return max(alone)
+
+
+def even_plan(graph: OpGraph, schedule: Schedule, parameter_sizes: Mapping[str, int]) -> Plan:
+    """A plan whose stages have equal numbers of operators, up to rounding, in the graph's order.
+
+    Raises:
+        RequestError: there are fewer operators than stages.
+    """
+    names, stages = [node.name for node in graph.nodes], len(schedule.placement)
+    if stages > len(names):
+        raise RequestError(
+            f"there are {stages} stages for {len(names)} operators: a stage needs at least one; use fewer devices or "
+            "fewer stages on each"
+        )
+    cuts = [round(i * len(names) / stages) for i in range(stages + 1)]
+    parts = [names[a:b] for a, b in itertools.pairwise(cuts)]
+    return assemble(graph, parts, schedule, parameter_sizes=parameter_sizes)

@@ -46,7 +46,6 @@ class Blocks:
         """The blocks that stages may consist of.
 
         Args:
-            graph: the operators.
             boundaries: ``"operators"`` or ``"layers"``.
             sizes: bytes of each parameter, if known.
 
@@ -67,11 +66,7 @@ class Blocks:
         return {names[0]: names for names in self.operators}
 
     def joined(self, graph: OpGraph) -> OpGraph:
-        """The graph of blocks: each has the costs of its operators as one stage.
-
-        Args:
-            graph: the operators, with any costs.
-        """
+        """The graph of blocks: each has the costs of its operators as one stage."""
         if self._whole:
             return graph
         block = {name: names[0] for names in self.operators for name in names}

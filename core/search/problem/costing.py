@@ -30,11 +30,7 @@ def fill_fixed(
     """Fill ``out`` with given costs and edges.
 
     Args:
-        costs: of each stage.
-        edges: the messages between them.
-        placement: device of every stage.
         recompute: whether a stage runs its forward again before its backward.
-        machine: the devices.
         out: filled.
         summed: bytes of the gradients that the replicas of each stage sum; by default those that one replica has.
     """
@@ -94,7 +90,6 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
     Args:
         graph: :class:`GraphArrays`.
         machine: :class:`MachineArrays`.
-        placement: device of every stage.
         cuts: (stages + 1).
         recompute: whether a stage runs its forward again before its backward.
         out: :class:`StageArrays`, filled.

@@ -71,9 +71,13 @@ class Meter:
             Stopped: the time is up.
         """
         self.spent += evaluations
+        self.report(step_s)
+        if self.seconds is not None and self.clock() - self._start > self.seconds:
+            raise Stopped
+
+    def report(self, step_s: float) -> None:
+        """Call ``progress``; ``step_s`` is another step time that fits."""
         self.step_s = min(self.step_s, step_s)
         if self.progress is not None:
             total = self.budget if self.most is None else self._before + self.most
             self.progress(min(self._before + self.spent, total), total, self.step_s)
-        if self.seconds is not None and self.clock() - self._start > self.seconds:
-            raise Stopped

@@ -112,7 +112,6 @@ def working_bytes(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, dev
 
     Args:
         plan: its orders, and what it offloads.
-        costs: per stage, of the whole stage.
         cluster: its devices in the order of ranks.
         device: its number along the pipeline.
     """

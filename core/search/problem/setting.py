@@ -1,8 +1,9 @@
 """A setting: the fixed inputs of a search for cuts and orders (costs, devices, microbatches)."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from attrs import evolve, frozen
@@ -12,7 +13,7 @@ from ...cluster.mesh import least_by_position
 from ...costs.costs import StageCosts, StageEdge, stage_costs, stage_edges
 from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine, with_message_times
-from ...costs.partition import boundary_bytes, stages_of
+from ...costs.partition import Cuts, boundary_bytes, stages_of
 from ...policies.sharding import NONE, graph_slots_bytes, part_of, part_of_gradients, part_of_graph, slots_of_stage
 from ...timing.compiled import StageArrays
 from .arrangements import Replicas
@@ -28,10 +29,14 @@ from .arrays import (
 )
 from .candidate import Candidate
 from .costing import cost_stages, fill_fixed
-from .looped_cuts import Prefix, prefix_of
 
 RECOMPUTE_FACTOR = 4 / 3
 """Estimated ratio of a step with recomputation to one without: F is about a third of the work."""
+
+
+def prefix_of(graph: OpGraph) -> tuple[float, ...]:
+    """F + I + W of the nodes before each node, and of all nodes."""
+    return (0.0, *accumulate(n.forward_s + n.backward_input_s + n.backward_weight_s for n in graph.nodes))
 
 
 @frozen
@@ -159,15 +164,21 @@ class Setting:
         )
 
     @cached_property
-    def prefix(self) -> Prefix:
-        """Compute time before each operator."""
-        return prefix_of(self.graph)
-
-    @cached_property
     def speeds(self) -> tuple[float, ...]:
         """Speed of each position's device relative to the first kind of device."""
         whole = [prefix_of(graph)[-1] for graph in self.graphs]
         return tuple(whole[0] / whole[kind] if whole[kind] else 1.0 for kind in self.slowest)
+
+    def even_cuts(self, placement: Sequence[int]) -> Cuts:
+        """Cuts whose stages have work near in proportion to their devices' speeds; none is empty."""
+        prefix = prefix_of(self.graph)
+        shares = [self.speeds[device] for device in placement]
+        cuts, last = [0], len(prefix) - 1
+        for part, before in enumerate(accumulate(shares[:-1]), start=1):
+            wanted, low, high = prefix[-1] * before / sum(shares), cuts[-1] + 1, last - (len(shares) - part)
+            place = bisect_left(prefix, wanted, low, high + 1)
+            cuts.append(min((p for p in (place - 1, place) if low <= p <= high), key=lambda p: abs(prefix[p] - wanted)))
+        return (*cuts, last)
 
     def staged(
         self, cuts: Sequence[int], placement: Sequence[int]
@@ -259,8 +270,6 @@ def one_setting(
     """The setting for devices of one kind; by default all in their order in one pipeline.
 
     Args:
-        graph: the operators.
-        cluster: all devices.
         microbatches: in a step of one replica.
         limits, sizes: see :class:`Setting`.
         replicas: per replica the cluster's device at each position.

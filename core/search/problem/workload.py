@@ -69,9 +69,6 @@ def settings_of(
     """The settings to search, the most promising first.
 
     Args:
-        work: the workload.
-        cluster: the devices.
-        memory: bytes that each of them may hold.
         wanted: pipeline and data dimensions to choose among (see :func:`meshes`).
         chunks: fewest stages per device.
 

@@ -1,4 +1,4 @@
-"""If no plan fits: the smallest changes with which one does.
+"""If no plan fits: the smallest changes with which one does; and whether fewer devices alone are faster.
 
 No change is guessed: each comes with the plan that was found with it, by the same search that a request with this
 change would run. The number of these searches is bounded.
@@ -9,11 +9,13 @@ from math import ceil, floor, log10
 
 from attrs import evolve, frozen
 
+from ...cluster.cluster import Cluster
 from ...cluster.mesh import least_by_position
-from ...costs.graph import OpGraph
+from ...cluster.routing import Link
+from ...costs.graph import OpEdge, OpGraph, OpNode
+from ...errors import InfeasibleError, RequestError
 from ...plan.plan import Plan
 from ...policies.sharding import LEVELS, NONE, part_of_graph
-from ..problem.oracle import Oracle, with_costs
 from .infeasible import NothingFits, excess, operator_bytes
 
 RECOMPUTE = "recompute"
@@ -173,11 +175,6 @@ def more_memory(nothing: NothingFits, problem: InfeasibleRequest, replan: Replan
     """The smallest further memory of each device with which a plan is found, in bytes of ``DIGITS`` significant digits.
 
     With ``1 − NARROWED`` times as much none was found.
-
-    Args:
-        nothing: the error of the search.
-        problem: the request.
-        replan: searches for a plan that fits.
     """
     search = problem.only_possible(replan)
     low, high = 0, _rounded_up(max(excess(nothing.closest, nothing.limits)))
@@ -205,31 +202,17 @@ def _rounded_up(size: float) -> int:
     return ceil(size / unit) * unit
 
 
-def smallest_changes(
-    nothing: NothingFits,
-    problem: InfeasibleRequest,
-    memory: Change | None,
-    replan: Replan,
-    *,
-    oracle: Oracle,
-) -> tuple[Change, ...]:
+def smallest_changes(problem: InfeasibleRequest, memory: Change | None, replan: Replan) -> tuple[Change, ...]:
     """The smallest change of each kind with which a plan fits, without the kinds that do not help.
 
     Args:
-        nothing: the error of the search.
-        problem: the request.
-        memory: see :func:`more_memory`; its plan is taken as the closest one.
-        replan: searches for a plan that fits.
-        oracle: scores a plan.
+        memory: see :func:`more_memory`.
     """
-    plan = nothing.closest if memory is None else memory.found
-    limits = problem.limits(plan)
-
     search = problem.only_possible(replan)
     changes = (
         _shard(problem, search) if problem.replicas > 1 else None,
         _smaller_microbatches(problem, search),
-        _recompute(plan, limits, oracle, search) if problem.recompute_excluded else None,
+        _recompute(search) if problem.recompute_excluded else None,
         _offload(search) if problem.offload_excluded else None,
         memory,
         _more_devices(problem, search),
@@ -237,29 +220,10 @@ def smallest_changes(
     return tuple(change for change in changes if change is not None)
 
 
-def _recompute(plan: Plan, limits: Sequence[float], oracle: Oracle, replan: Replan) -> Change | None:
-    """Recomputation in a newly searched plan, or in the closest plan if fewer of its stages suffice."""
-    found = replan(Relaxation(recompute=True))
-    if found is None:
-        return None
-    fewest, count = _fewest_stages(plan, limits, oracle), len(found.memory.recompute)
-    return fewest if fewest is not None and fewest.value < count else Change(RECOMPUTE, count, found)
-
-
-def _fewest_stages(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Change | None:
-    """Recomputation of the fewest stages on devices above their limits, those with the most saved bytes first; None if
-    even all of them do not suffice."""
-    costs = plan.predicted.costs
-    above = {device for device, size in enumerate(excess(plan, limits)) if size}
-    again = plan.memory.recompute
-    held = [stage.index for stage in plan.stages if stage.device in above and stage.index not in again]
-    held.sort(key=lambda stage: (costs[stage].input_bytes - costs[stage].saved_bytes, stage))
-    for count in range(1, len(held) + 1):
-        chosen = tuple(sorted((*again, *held[:count])))
-        changed = with_costs(evolve(plan, memory=evolve(plan.memory, recompute=chosen)), costs, oracle)
-        if not any(excess(changed, limits)):
-            return Change(RECOMPUTE, count, changed)
-    return None
+def _recompute(search: Replan) -> Change | None:
+    """A plan that recomputes, and the number of its stages that do."""
+    found = search(Relaxation(recompute=True))
+    return None if found is None else Change(RECOMPUTE, len(found.memory.recompute), found)
 
 
 def _more_devices(problem: InfeasibleRequest, replan: Replan) -> Change | None:
@@ -301,3 +265,93 @@ def _offload(search: Replan) -> Change | None:
     if found is None or not found.memory.offload:
         return None
     return Change(OFFLOAD, sum(each.bytes * len(each.copies) for each in found.memory.offload), found)
+
+
+def with_more_devices(cluster: Cluster, count: int) -> Cluster:
+    """The cluster with ``count`` devices: further ones have the properties and the links of the last one.
+
+    If the last device is linked to other devices directly, new devices are also linked to it and to each other.
+    """
+    last = cluster.devices[-1]
+    names = {end for link in cluster.links for end in (link.a, link.b)} | {device.name for device in cluster.devices}
+    own = [link for link in cluster.links if last.name in (link.a, link.b)]
+    known = {device.name for device in cluster.devices}
+    direct = next((link for link in own if _other(link, last.name) in known), None)
+    devices, links = list(cluster.devices), list(cluster.links)
+    for number in range(len(devices), count):
+        name = f"device{number}"
+        while name in names:
+            name += "+"
+        names.add(name)
+        new = [_between(link, last.name, _other(link, last.name), name) for link in own]
+        if direct is not None:
+            new += [_between(direct, last.name, device.name, name) for device in devices[len(cluster.devices) - 1 :]]
+        links += new
+        devices.append(evolve(last, name=name))
+    return evolve(cluster, devices=tuple(devices), links=tuple(links))
+
+
+def _between(like: Link, end: str, other: str, name: str) -> Link:
+    """A link between two places like a link of ``end``, in whose place is ``name``."""
+    if like.back_bytes_per_s is None or like.b == end:
+        return evolve(like, a=other, b=name)
+    return evolve(like, a=name, b=other)
+
+
+def _other(link: Link, end: str) -> str:
+    return link.b if link.a == end else link.a
+
+
+def with_smaller_microbatches(graph: OpGraph, parts: int) -> OpGraph:
+    """The graph for microbatches of one ``parts``-th of the size.
+
+    Costs are in proportion to the size. Times are then too short for operators that do not fill the device.
+    """
+
+    def node(given: OpNode) -> OpNode:
+        return evolve(
+            given,
+            forward_s=given.forward_s / parts,
+            backward_input_s=given.backward_input_s / parts,
+            backward_weight_s=given.backward_weight_s / parts,
+            saved_bytes=ceil(given.saved_bytes / parts),
+            workspace_bytes=ceil(given.workspace_bytes / parts),
+        )
+
+    def edge(given: OpEdge) -> OpEdge:
+        return evolve(given, bytes=ceil(given.bytes / parts))
+
+    return evolve(graph, nodes=tuple(map(node, graph.nodes)), edges=tuple(map(edge, graph.edges)))
+
+
+def with_more_memory(cluster: Cluster, extra_bytes: float) -> Cluster:
+    """The cluster with ``extra_bytes`` more memory on each device."""
+    devices = (evolve(device, memory_bytes=device.memory_bytes + ceil(extra_bytes)) for device in cluster.devices)
+    return evolve(cluster, devices=tuple(devices))
+
+
+SLOWER = 0.99
+"""A plan for fewer devices is faster if its step takes at most this share of the other's."""
+
+
+def faster_alone(plan: Plan, search: Callable[[int], Plan]) -> Plan | None:
+    """The fastest plan for half of the devices, a quarter and so on down to one; None if none is faster.
+
+    A number of devices is only searched if a plan whose devices never idle would be faster.
+
+    Args:
+        plan: for all devices, in one pipeline, with its prediction.
+        search: a number n → the best plan for the first n devices.
+    """
+    costs, best, found = plan.predicted.costs, SLOWER * plan.predicted.step_s, None
+    compute_s = plan.microbatches * sum(cost.forward_s + cost.full_backward_s for cost in costs)
+    devices = plan.devices // 2
+    while devices and compute_s / devices < best:
+        try:
+            other = search(devices)
+        except (InfeasibleError, RequestError):
+            other = plan
+        if other.predicted.step_s < best:
+            best, found = other.predicted.step_s, other
+        devices //= 2
+    return found

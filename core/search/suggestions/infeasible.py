@@ -44,7 +44,6 @@ def operator_bytes(node: OpNode, *, saves: bool = True, parts: int = 1) -> float
     """Bytes that the device of an operator holds while it runs, with one microbatch.
 
     Args:
-        node: the operator.
         saves: whether its saved tensors stay on the device.
         parts: the microbatch is one of this many equal parts of the graph's.
     """
@@ -93,7 +92,6 @@ def holding(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline]) 
     """What the device that exceeds its limit most holds at its peak.
 
     Args:
-        plan: with its prediction.
         limits: bytes that each device may hold.
         timelines: of the plan's memory, by device.
     """

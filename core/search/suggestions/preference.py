@@ -68,7 +68,6 @@ def candidates(
         order: the sorting key (see :func:`preference`).
         regular: cuts that hardly depend on the measured times, from which the first plan is taken.
         plain: a plan that is always compared, such as 1F1B; none or one.
-        most: largest number of plans.
     """
     by_time = sorted(plans, key=lambda plan: (_step_s(plan), order(plan)))
     by_place = [fewest_actions([p for p in by_time if p.placement == place]) for place in {p.placement for p in plans}]

@@ -18,7 +18,7 @@ import numpy as np
 from ...costs.costs import stage_costs
 from ...costs.graph import OpGraph
 from ...costs.partition import boundary_bytes
-from ..problem.looped_cuts import prefix_of
+from ..problem.setting import prefix_of
 
 NEAR = 3
 """Number of operators before and after a position among which none sends fewer bytes."""
@@ -33,7 +33,6 @@ def regular_cut(graph: OpGraph, count: int) -> Stages | None:
 
     Args:
         graph: with times.
-        count: number of stages.
     """
     ends = np.array([*thin_positions(graph), len(graph.nodes)], dtype=np.int64)
     if count > len(ends):
@@ -76,7 +75,6 @@ def partition_chain(weights: "np.ndarray", count: int, join: "np.ufunc") -> tupl
 
     Args:
         weights: of a stage by [start, end]; infinite if it is not allowed.
-        count: number of stages; at most the number of ends.
         join: combines the weights of stages into the total.
 
     Returns:

@@ -19,7 +19,6 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
     Times are those of the compiled evaluation, in which a transfer is a pure delay.
 
     Args:
-        plan: a plan with its prediction.
         families: the schedules to build; those with another placement than the plan's are ignored.
         limits: bytes that each device may hold, by position along the pipeline.
     """

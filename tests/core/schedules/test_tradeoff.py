@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
-from panpipe.core.schedules.tradeoff import frontier, named_schedules, peak_of
+from panpipe.core.schedules.scored import frontier, named_schedules, peak_of
 
 
 def problem(devices, microbatches, chunks, hop=0.0, limit=None):

@@ -9,7 +9,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
-from panpipe.core.search.annealing.initial_walks import even_cuts, problem_of
+from panpipe.core.search.annealing.initial_walks import problem_of
 from panpipe.core.search.annealing.walk import start_walk
 from panpipe.core.search.choose import search_plans
 from panpipe.core.search.problem.options import options
@@ -42,10 +42,10 @@ def exhaustive(setting, chunks):
     best, nodes = float("inf"), len(setting.graph.nodes)
     for option in options(LEAN, ScheduleProblem(setting.devices, setting.microbatches, chunks)):
         placement = option.placement(setting.devices)
-        schedule = option.build(problem_of(setting, placement, even_cuts(setting, placement)))
+        schedule = option.build(problem_of(setting, placement, setting.even_cuts(placement)))
         if schedule is None:
             continue
-        walk = start_walk(setting, schedule, even_cuts(setting, placement), split=False)
+        walk = start_walk(setting, schedule, setting.even_cuts(placement), split=False)
         for inner in itertools.combinations(range(1, nodes), len(placement) - 1):
             walk.best.cuts[:] = np.array((0, *inner, nodes))
             walk.evaluate()

@@ -6,8 +6,7 @@ import pytest
 from attrs import evolve
 from panpipe.core.errors import InfeasibleError, RequestError
 from panpipe.core.offload.choice import everything
-from panpipe.core.offload.plan_offload import offloadable, with_offload
-from panpipe.core.offload.storages import graph_storages
+from panpipe.core.offload.plan_offload import graph_storages, offloadable, with_offload
 from panpipe.core.plan.plan import plan_json
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.choose import plan
@@ -65,7 +64,7 @@ def test_auto_is_not_slower_than_a_schedule_that_offloads_on_cuts_of_uneven_laye
         families=families[2:], recompute="none", anneal=False, memory_limit=(20 << 20) + 8 * SAVED, budget=80
     )
     named = plan(graph, cluster_with_hosts(DEVICES), MICROBATCHES, options)
-    automatic = evolve(options, families=families, offload="auto", budget=320)
+    automatic = evolve(options, families=families, offload="auto", budget=3200)
     found = plan(graph, cluster_with_hosts(DEVICES), MICROBATCHES, automatic)
     assert found.predicted.step_s <= named.predicted.step_s * (1 + 1e-9)
 

@@ -11,9 +11,8 @@ from panpipe.core.schedules.construction.initial_keys import placements
 from panpipe.core.schedules.construction.list_scheduler import instance
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import resident_families
-from panpipe.core.schedules.scored import Scored, exceeds
-from panpipe.core.schedules.tradeoff import named_schedules
-from panpipe.core.search.orders.auto import find_schedule, lower_bound
+from panpipe.core.schedules.scored import Scored, exceeds, named_schedules
+from panpipe.core.search.find_schedule import find_schedule, lower_bound
 from panpipe.core.timing.orders import evaluate
 
 

@@ -1,1 +1,0 @@
-"""The search for the fastest schedule under a memory limit."""
