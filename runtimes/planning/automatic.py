@@ -10,6 +10,7 @@
 5. The first steps of training compare the candidates (`contest`), whose stages are compiled when their turn comes.
 """
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -56,6 +57,9 @@ RIVALS = 3
 SHORT_S = 0.1
 """A step by the measured operators, in seconds, below which the search is not compiled: a thousand such steps would
 have to become a third shorter to pay for it. If it is not compiled on this machine, little is searched, in Python."""
+TINY_S = 0.01
+"""Likewise a step below which a compiled search is not loaded: that takes 2 s of processor time, with numba's import.
+If this process has imported numba already, it is loaded."""
 SHORT_EVALUATIONS = 32
 """Number of evaluations of such a search."""
 LEAST_GAIN = 0.03
@@ -124,9 +128,10 @@ class Planning:
         return self._compared(self.plans(graph, cluster, derive=True))
 
     def _prepare_search(self, graph: OpGraph) -> bool:
-        """Compile the search, unless it is compiled already; return whether it is left uncompiled, for short steps."""
+        """Compile or load the search; return whether it is left uncompiled, for short steps."""
         work_s = sum(node.forward_s + node.backward_input_s + node.backward_weight_s for node in graph.nodes)
-        if work_s * self.microbatches / self.team.size < SHORT_S and not is_search_compiled():
+        seconds = work_s * self.microbatches / self.team.size
+        if (seconds < TINY_S and "numba" not in sys.modules) or (seconds < SHORT_S and not is_search_compiled()):
             return True
         compile_ahead(self.report)
         return False
