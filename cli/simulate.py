@@ -162,10 +162,7 @@ def _answer(result: "SimulationResult", idle: IdleTime) -> dict[str, Any]:
         "peak_actions": [None if action is None else str(action) for action in result.peak_actions],
         "memory_at_peak_bytes": list(result.memory_at_peak),
         "links": as_plain(result.links),
-        "hosts": [
-            {name: getattr(use, name) for name in ("host", "devices", "limit_bytes", "arena_bytes", "peak_bytes")}
-            for use in result.hosts
-        ],
+        "hosts": as_plain(result.hosts),
         "kept": as_plain(result.kept),
         "host_copies": [{**as_plain(use), "bytes_per_s": use.bytes_per_s} for use in result.host_copies],
         "idle": idle_answer(idle),

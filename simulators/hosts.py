@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy
 from attrs import frozen
-from numpy.typing import NDArray
 
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster
@@ -17,7 +16,7 @@ from .tasks import TaskTimes
 DIRECTIONS = {Kind.OFFLOAD: "to host", Kind.RELOAD: "from host"}
 
 
-@frozen(eq=False)
+@frozen
 class HostUse:
     """The memory of one host that devices offload to.
 
@@ -26,21 +25,14 @@ class HostUse:
         devices: those that offload to it.
         limit_bytes: what plans may offload to it; None for no limit.
         arena_bytes: the arenas of its devices, allocated throughout.
-        times: of each change, in seconds, ascending.
-        held: bytes of offloaded tensors from that time on, shape (changes,).
+        peak_bytes: the most bytes of offloaded tensors at once.
     """
 
     host: str
     devices: tuple[int, ...]
     limit_bytes: int | None
     arena_bytes: int
-    times: NDArray[numpy.float64]
-    held: NDArray[numpy.float64]
-
-    @property
-    def peak_bytes(self) -> float:
-        """The most bytes of offloaded tensors at once."""
-        return float(self.held.max())
+    peak_bytes: float
 
 
 @frozen
@@ -74,21 +66,20 @@ def host_uses(plan: Plan, cluster: Cluster, timelines: Sequence[Timeline]) -> tu
     arenas = {device: host_slots(plan, device).bytes for device in devices}
     result = []
     for host, ranks in found.items():
-        times, held = _together([timelines[rank] for rank in ranks])
         arena = sum(arenas[rank % plan.devices] for rank in ranks)
-        result.append(HostUse(host.name, tuple(ranks), host.memory_bytes, arena, times, held))
+        peak = _peak([timelines[rank] for rank in ranks])
+        result.append(HostUse(host.name, tuple(ranks), host.memory_bytes, arena, peak))
     return tuple(result)
 
 
-def _together(timelines: Sequence[Timeline]) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
-    """The sum of what several devices hold on one host. Changes within a nanosecond are simultaneous: what one device
+def _peak(timelines: Sequence[Timeline]) -> float:
+    """The most that several devices hold on one host. Changes within a nanosecond are simultaneous: what one device
     frees then is not held together with what another one adds."""
     times = numpy.concatenate([timeline.times for timeline in timelines]).round(9)
     changes = numpy.concatenate([numpy.diff(timeline.host, prepend=0.0) for timeline in timelines])
     order = numpy.argsort(times, kind="stable")
-    times, held = times[order], changes[order].cumsum()
-    last = numpy.append(times[1:] != times[:-1], True)
-    return times[last], held[last]
+    last = numpy.append(numpy.diff(times[order]) != 0, True)
+    return float(changes[order].cumsum()[last].max())
 
 
 def copy_uses(tasks: Sequence[TaskTimes]) -> tuple[CopyUse, ...]:
