@@ -16,11 +16,8 @@ class CallbackQueue(DeviceQueue):
     """A device's compute queue that calls back for its operations.
 
     Args:
-        environment: SimPy's.
         seconds: duration of every operation.
-        device: its number.
         operations: the actions.
-        perform: the callback.
     """
 
     __slots__ = ("device", "operations", "perform")

@@ -57,9 +57,6 @@ class Channel:
     """The messages from one device to another.
 
     Args:
-        network: the network whose links they cross.
-        route: their route.
-        messages: in order.
         receiver: compute queue of the receiving device.
         eager: a send needs no posted receive.
 

@@ -10,7 +10,6 @@ class DeviceQueue:
     """A device's compute queue. An operation costs one SimPy event: its end.
 
     Args:
-        environment: SimPy's.
         seconds: duration of every operation; without that of its flow.
 
     Attributes:

@@ -21,7 +21,6 @@ class HostUse:
     """The memory of one host that devices offload to.
 
     Args:
-        host: its name.
         devices: those that offload to it.
         limit_bytes: what plans may offload to it; None for no limit.
         arena_bytes: the arenas of its devices, allocated throughout.
@@ -40,9 +39,7 @@ class CopyUse:
     """The copies of one device in one direction.
 
     Args:
-        device: the device.
         direction: ``to host`` or ``from host``.
-        count: how many.
         bytes: all together.
         seconds: time in which they ran.
     """

@@ -37,7 +37,6 @@ class TaskTimes:
     """An item of a task other than compute: a reduction, a SYNC.
 
     Args:
-        device, queue, action: of the item.
         issued_s, end_s: when it was issued with all its conditions met, and when it ended, in seconds.
         start_s: when all members had joined.
         bytes: of the device's own part.
@@ -59,8 +58,6 @@ class RunningTask:
     """A task in a simulated step.
 
     Args:
-        network: whose links it crosses.
-        task: the task of the plan.
         moved: its transfers, by steps; the flows of a step run at the same time.
         devices: the queues of all devices, by rank, not yet begun.
         ahead: the task before it in its order.

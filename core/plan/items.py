@@ -26,9 +26,6 @@ class Item(NamedTuple):
     """An action on a queue.
 
     Args:
-        device: the device that issues it.
-        queue: name of the queue.
-        action: what it does.
         issued: number of the device's compute items that have ended when it is issued.
         place: its position among all actions that the device issues.
         waits: tasks that must end before its own task starts, as positions in ``Queues.tasks``.
@@ -46,7 +43,6 @@ class Task(NamedTuple):
     """One or several items that start and end together.
 
     Args:
-        kind: the kind of its items.
         name: its name in messages.
         reason: why others wait for it, for messages.
         items: its members; each device at most once, unless it holds several of a tied weight's stages.
@@ -68,10 +64,6 @@ class Message(NamedTuple):
     """A message from one device to another: a task of two items, stored flat because there are many.
 
     Args:
-        send: the action that sends it.
-        receive: the action that receives it.
-        src, dst: the two devices.
-        bytes: its size.
         issued: the sender's compute item after which it is sent.
         posted: the receiver's compute item before which its receive is posted.
         reader: the receiver's compute item that reads it.

@@ -61,7 +61,6 @@ class PlannedCopy(NamedTuple):
     """A copy that a plan's memory policy asks for.
 
     Args:
-        action: OFFLOAD or RELOAD.
         after: the compute action whose end issues it.
         reader: the compute action that waits for it.
         issued, awaited: positions of these two in the compute order of the device.
@@ -165,7 +164,6 @@ class HostSlots:
     """The host arena of a device.
 
     Args:
-        bytes: its size.
         peak_bytes: the most that is occupied at once: a lower bound of the arena's size.
         offsets: (stage, microbatch) → the offset in bytes of each of the stage's storages, in the order of the plan.
     """

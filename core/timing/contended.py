@@ -232,7 +232,6 @@ class Messages(NamedTuple):
         posted: position that the receiver has to reach.
         source: code of the action that sends it.
         reader: entry of its reader in the last three: 2 · place, + 1 for a gradient.
-        size: bytes.
         pending, arrived, why: per reader: messages still missing, the latest arrival, and the source of that one.
     """
 

@@ -49,12 +49,8 @@ class Engine:
     """One step: the times of all items, in seconds, as far as they are computed.
 
     Args:
-        compute: per device its compute items, in order.
-        seconds: of each of them.
         messages: the queue of every ordered pair of devices.
         hop: of the links of each queue.
-        tasks: of other queues.
-        task_s: duration of each task.
     """
 
     def __init__(

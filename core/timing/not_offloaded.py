@@ -29,8 +29,6 @@ class NotOffloaded:
     """Saved tensors of one stage that stay on the device.
 
     Args:
-        stage: the stage.
-        microbatches: how many.
         bytes: of each of them.
         reason: why, for people.
         waits_s: the shortest and the longest time that they wait for their backward; None if that is not the reason.

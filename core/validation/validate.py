@@ -73,9 +73,6 @@ class CheckedActions:
     """A consistent plan that does not deadlock, lowered.
 
     Args:
-        plan: the plan.
-        warnings: as in `ValidationReport`.
-        queues: of its lowered actions.
         engine: its step without shared links; without times if the plan has no costs.
     """
 

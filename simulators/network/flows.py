@@ -64,7 +64,6 @@ class DirectedLink:
 
     Args:
         direction: names of its start and end; of both together that from the link's a to its b.
-        bytes_per_s: its rate.
     """
 
     __slots__ = ("bytes_per_s", "direction", "flows")
@@ -115,7 +114,6 @@ class Flow(ABC):
     """Bytes in flight.
 
     Args:
-        route: its route.
         size: bytes over each path of the route.
     """
 

@@ -36,7 +36,6 @@ class Network:
     """All links of a run, and the flows on them.
 
     Args:
-        environment: SimPy's.
         alone: a flow that is not alone on its links, or waits for the one before it, ends the run by ContendedError.
     """
 
