@@ -43,7 +43,6 @@ class Task(NamedTuple):
     """One or several items that start and end together.
 
     Args:
-        name: its name in messages.
         reason: why others wait for it, for messages.
         items: its members; each device at most once, unless it holds several of a tied weight's stages.
         readers: (device, position) of the compute items that wait for its end.
@@ -52,7 +51,6 @@ class Task(NamedTuple):
     """
 
     kind: Kind
-    name: str
     reason: str
     items: tuple[Item, ...]
     readers: tuple[tuple[int, int], ...]

@@ -67,8 +67,7 @@ def _tied_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequ
             for stage in weight.stages
         )
         readers = tuple(steps[stage] for stage in weight.stages)
-        name = f"the reduction of '{weight.name}'"
-        yield Task(Kind.REDUCE_TIED, name, "sums a tied weight with it", joins, readers, weight=weight)
+        yield Task(Kind.REDUCE_TIED, "sums a tied weight with it", joins, readers, weight=weight)
 
 
 # SYNC of all stages
@@ -91,8 +90,7 @@ def _sync_tasks(_: Plan, compute: Compute, items: Sequence[Item], known: Sequenc
         steps = (at for at, action in enumerate(compute[item.device]) if action.kind is Kind.STEP)
         readers += [(item.device, at) for at in (next(steps, None),) if at is not None]
     if joins:
-        name, reason = "the sync of all stages", "agrees with all stages"
-        yield Task(Kind.SYNC, name, reason, tuple(joins), tuple(readers))
+        yield Task(Kind.SYNC, "agrees with all stages", tuple(joins), tuple(readers))
 
 
 def _tied_moves(task: Task, _: Plan, __: Sequence[StageCosts], cluster: Cluster) -> Movement:

@@ -109,7 +109,7 @@ def _tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequence[
         queue = _queue(plan, action.kind)
         moved = item._replace(queue=queue, waits=waits)
         reader = (device, places[device][readers[action]])
-        yield Task(action.kind, str(action), _REASONS[action.kind], (moved,), (reader,), (queue, device))
+        yield Task(action.kind, _REASONS[action.kind], (moved,), (reader,), (queue, device))
 
 
 def _places(actions: Sequence[Action]) -> dict[Action, int]:

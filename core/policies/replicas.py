@@ -82,7 +82,7 @@ def _tasks(_: Plan, compute: Compute, items: Sequence[Item], __: Sequence[Task])
             gathers = action.kind is Kind.UNSHARD and action.microbatch is not None
             reader, reason = _next(compute[device], item, WORK_KINDS) if gathers else None, _NEEDS_PARAMETERS
         readers = () if reader is None else ((device, reader),)
-        yield Task(action.kind, str(action), reason, (item,), readers, (COLLECTIVE_QUEUE, device))
+        yield Task(action.kind, reason, (item,), readers, (COLLECTIVE_QUEUE, device))
 
 
 def _next(actions: Sequence[Action], item: Item, kinds: Collection[Kind]) -> int | None:

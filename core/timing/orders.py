@@ -312,7 +312,7 @@ def _copy_tasks(
             moved = Action(action.stage, Kind.OFFLOAD if out else Kind.RELOAD, action.microbatch)
             queue = HOST_COPY_QUEUE if host_queues == 1 else TO_HOST_QUEUE if out else FROM_HOST_QUEUE
             item = Item(device, queue, moved, after + 1, 0, waits)
-            tasks.append(Task(moved.kind, str(moved), "is copied", (item,), ((device, awaited),), (queue, device)))
+            tasks.append(Task(moved.kind, "is copied", (item,), ((device, awaited),), (queue, device)))
             seconds.append(copy.out_s if out else copy.back_s)
     return tasks, seconds, numbers
 

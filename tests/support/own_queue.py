@@ -43,7 +43,7 @@ def own_queue(
             found = (places[device].get(Action(action.stage, each, action.microbatch)) for each in fence)
             reader = min((position for position in found if position is not None), default=None)
             fenced = () if reader is None else ((device, reader),)
-            yield Task(kind, str(action), f"needs {queue}", (item,), fenced, (queue, device))
+            yield Task(kind, f"needs {queue}", (item,), fenced, (queue, device))
 
     def moves(task: Task, _: Plan, costs: Sequence[StageCosts], __: Cluster) -> Movement:
         return Movement(seconds=seconds(costs[task.items[0].action.stage]))
