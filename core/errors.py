@@ -5,6 +5,8 @@ Every message is one line that names the value, the rule it breaks and the fix.
 
 import functools
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, Self, TypeVar
@@ -119,6 +121,17 @@ def without_own_frames(function: Callable[P, T]) -> Callable[P, T]:
             raise error.with_traceback(None) from None
 
     return call
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn with the line at which the user's code called the public function that is running."""
+    level, found, frame = 1, 2, sys._getframe()
+    while (caller := frame.f_back) is not None:
+        level += 1
+        if caller.f_code.co_filename == __file__ and caller.f_code.co_name == "call":
+            found = level + 1
+        frame = caller
+    warnings.warn(message, category, stacklevel=found)
 
 
 def refuse_other_kinds(name: str, value: object, kinds: type | tuple[type, ...], fix: str) -> None:

@@ -1,6 +1,5 @@
 """What a `Pipeline` consists of: the trainer, checkpoints, and changes of its plan."""
 
-import warnings
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
@@ -10,6 +9,7 @@ from torch.optim import Optimizer
 
 from ..core.capture.programs.stage_programs import StagePrograms
 from ..core.costs.reductions import TensorReductions
+from ..core.errors import warn_caller
 from ..core.plan.plan import Plan
 from ..core.wording import first_of
 from .checkpoint.checkpoints import Checkpoints
@@ -45,10 +45,9 @@ class Session:
     def _warn_of_unused(self, read: set[str]) -> None:
         unused = [n for n, p in self.model.named_parameters() if n not in read and p.requires_grad]
         if unused:
-            warnings.warn(
+            warn_caller(
                 f"{first_of(unused, 3)}: the loss does not depend on it; it keeps no gradient until a step uses it, "
-                "as in eager",
-                stacklevel=4,
+                "as in eager"
             )
 
     @property

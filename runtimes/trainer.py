@@ -9,7 +9,6 @@ batch ──▶ cut ──▶ microbatches ──▶ agreed by all ranks: Batch 
 import math
 import os
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.capture.python.refusals import refuse_training_here
 from ..core.costs.message_overhead import MessageTimes
-from ..core.errors import RequestError
+from ..core.errors import RequestError, warn_caller
 from ..core.logs import set_process
 from ..core.plan.plan import Plan
 from ..core.trace.trace import Trace
@@ -166,7 +165,7 @@ class Trainer:
         self._written.add(batch)
         ready = Batch(self.prepared, pieces, self.plan.microbatches, self.team, self.queues)
         if ready.remark is not None and state.steps and self.team.first:
-            warnings.warn(ready.remark, stacklevel=5)
+            warn_caller(ready.remark)
         self._clamp(ready)
         scale = None if self._scaler is None else float(self._scaler.get_scale())
         with naming_difference(self._shape, pieces):
@@ -343,7 +342,7 @@ class Trainer:
         self._clamp(ready)
         done = self.evaluator.run(ready, trace)
         if ready.remark is not None and self.team.first:
-            warnings.warn(ready.remark, stacklevel=4)
+            warn_caller(ready.remark)
         self.state.metrics = done.metrics if done.loss is not None else self.state.metrics
         self.state.trace = done.trace or self.state.trace
         return done

@@ -4,7 +4,6 @@ Under ``torchrun``, or in a process group, a process is a rank; otherwise all de
 """
 
 import os
-import warnings
 from collections.abc import Callable
 
 import torch.distributed as dist
@@ -14,7 +13,7 @@ from ...backends import nccl
 from ...backends.kind import BackendKind
 from ...backends.registry import find_backend
 from ...core.cluster.mesh import TENSOR, Mesh, MeshShape, plain
-from ...core.errors import RequestError
+from ...core.errors import RequestError, warn_caller
 from ...core.plan.plan import Plan
 from .meeting import Meeting
 from .rank_team import RankTeam, mesh_from_torch
@@ -67,7 +66,7 @@ def _between_ranks(device_type: str, share: bool) -> str:
     reason = "ranks share GPUs" if share else nccl.KIND.unavailable
     if reason is None:
         return "nccl"
-    warnings.warn(f"messages go over gloo, through the host's memory, and not over nccl: {reason}", stacklevel=6)
+    warn_caller(f"messages go over gloo, through the host's memory, and not over nccl: {reason}")
     return "gloo"
 
 

@@ -24,7 +24,6 @@ a norm would make every parameter NaN, so it is handled like such a loss. Scaler
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ...core.errors import NonFiniteError
+from ...core.errors import NonFiniteError, warn_caller
 from ...core.logs import LOGGER
 from ...core.wording import counted
 from ..devices.compute import ComputeQueue
@@ -268,7 +267,7 @@ class StepChecks:
 
     def _remark(self, message: str) -> None:
         if self._mode == WARN:
-            warnings.warn(f"{message}; further ones in a row are not reported", RuntimeWarning, stacklevel=5)
+            warn_caller(f"{message}; further ones in a row are not reported", RuntimeWarning)
         else:
             again = f"; {counted(self._in_a_row, 'step')} in a row" if self._in_a_row > 1 else ""
             LOGGER.warning("%s%s", message, again)

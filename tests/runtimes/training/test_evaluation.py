@@ -12,7 +12,6 @@ from panpipe.core.actions import Kind
 from panpipe.core.capture.graph.storages import StorageMeter
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.errors import RequestError
-from panpipe.core.lowering.derive import forward_only
 from panpipe.core.plan.plan import Prediction, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.core.trace.perfetto_reader import read_trace
@@ -108,10 +107,9 @@ def test_trace_of_an_evaluation_has_forwards_and_messages_only():
 def test_threads_run_the_simulated_order_of_forwards(tmp_path, capsys):
     operators = captured(GPT, F32, 8, 4)
     even = even_plan(operators, 2, 4, "zb-v", 2)
-    costs = tuple(evolve(UNIT, forward_s=s, saved_bytes=10**6) for s in (3, 1, 1, 2))  # the order depends on the times
+    costs = tuple(evolve(UNIT, forward_s=s, saved_bytes=10**6) for s in (3, 1, 1, 2))
     cluster = fully_connected(2, 10**12, 1e9, 1e-6)
     plan = evolve(even, prediction=Prediction(costs, cluster, 0, (0, 0), (0, 0), 0))
-    assert forward_only(plan).device_actions != forward_only(even).device_actions
     pipe = panpipe.pipeline(
         GPT.model(F32), GPT.step, tokens(8), plan=plan, optimizer=SGD, update=panpipe.Update(clip_norm=1.0)
     )
