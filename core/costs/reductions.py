@@ -16,7 +16,7 @@ A rank waits for each exposed exchange, so their time is part of F, B and I.
 
 from collections.abc import Iterable, Mapping
 
-from attrs import evolve, frozen
+from attrs import evolve, frozen, resolve_types
 
 from ..cluster.rank_kinds import TENSOR_RANKS
 
@@ -83,6 +83,9 @@ class TensorReductions:
             backward_s=self.backward_s + self.forward_s,
             more=tuple(one.recomputed() for one in self.more),
         )
+
+
+resolve_types(TensorReductions)  # which names itself: files have exchanges of other kinds within
 
 
 def sum_of(found: Iterable[TensorReductions | None]) -> TensorReductions | None:

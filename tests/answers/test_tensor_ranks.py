@@ -263,3 +263,14 @@ def test_ranks_together_compute_the_loss_and_gradients_of_the_whole_model(name, 
             for rank in range(2):
                 expected = rank_s_part(key, parameter.grad, rank, own[rank].shape)
                 torch.testing.assert_close(own[rank], expected, **near)
+
+
+def test_plan_with_two_kinds_of_ranks_is_saved_and_simulated(tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    ranks = ("--tp", "2", "--ep", "2", "--mesh", "pp=2,dp=1", "--schedule", "1f1b")
+    assert plan("--model", "mixtral", "--sequence", "64", *ranks, "--out", str(file), "--json") == 0
+    predicted = json.loads(capsys.readouterr().out)["predicted_step_s"]
+    kinds = [{each.over for each in cost.reductions.each} for cost in read_plan(file).predicted.costs]
+    assert {"tensor", "experts"} in kinds
+    assert main(["simulate", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(predicted)
