@@ -54,7 +54,8 @@ def on_parameters(pipe: Pipeline, function: Visit) -> dict[str, Any]:
     Returns:
         Name → result, for the parameters that this process holds.
     """
-    refuse_other_kinds("function", function, Callable, "a function of a parameter's name and the parameter")
+    kind: Any = Callable  # for mypy it is no type
+    refuse_other_kinds("function", function, kind, "a function of a parameter's name and the parameter")
     return _session(pipe).on_parameters(function)
 
 

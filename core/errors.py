@@ -9,11 +9,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import UnionType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from .wording import value_text
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class PanpipeError(Exception):
@@ -134,7 +136,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=found)
 
 
-def refuse_other_kinds(name: str, value: object, kinds: type | tuple[type, ...], fix: str) -> None:
+def refuse_other_kinds(name: str, value: object, kinds: type | UnionType | tuple[type, ...], fix: str) -> None:
     """Refuse an argument of another type.
 
     Args:
