@@ -6,8 +6,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, frozen
-
 from ..actions import WORK_KINDS, Action, Kind
 from ..documents import check_format
 from ..errors import RequestError
@@ -19,17 +17,6 @@ from .trace import COMPUTE_QUEUE, LinkTrack, MemorySample, Trace, TraceEvent
 
 MOST_NAME = 256
 """Characters of the name of a queue, a kind of memory or a link."""
-
-
-@frozen
-class _Header:
-    """The header of a file; a file of another program has none, and these defaults apply."""
-
-    source: str = "measured"
-    plan_hash: str = ""
-    devices: int | None = None
-    step_s: float | None = None
-    links: tuple[tuple[str, str, float], ...] = ()
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -66,7 +53,7 @@ def read_trace(path: str | Path) -> Trace:
         raise RequestError(
             f"{path} holds no action: each event of a trace carries stage, kind, microbatch and device in its args"
         )
-    return _assemble(header or _Header(), events, memory, rates, str(path))
+    return _assemble(header or {"source": "measured", "plan_hash": ""}, events, memory, rates, str(path))
 
 
 def _load(path: str | Path) -> dict[str, Any]:
@@ -80,7 +67,8 @@ def _load(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def _header(found: object, origin: str) -> _Header | None:
+def _header(found: object, origin: str) -> dict[str, Any] | None:
+    """What the header says of the trace; None for a file of another program, which has none."""
     if not isinstance(found, dict) or "format" not in found:
         return None
     check_format(found["format"], FORMAT, origin)
@@ -90,13 +78,16 @@ def _header(found: object, origin: str) -> _Header | None:
         raise RequestError(f"{origin} holds {count} traces, and one is read at a time: write each to its own file")
     try:
         one = traces[0]
-        links = tuple(
-            (_name(src), _name(dst), math.inf if rate is None else float(_number(rate)))
-            for src, dst, rate in one.get("links", ())
-        )
-        step_s = float(_number(one["step_s"]))
-        devices = _index(one["devices"], MOST_DEVICES)
-        return _Header(_name(one["source"]), _name(one["plan_hash"]), devices, step_s, links)
+        return {
+            "links": [
+                (_name(src), _name(dst), math.inf if rate is None else float(_number(rate)))
+                for src, dst, rate in one.get("links", ())
+            ],
+            "step_s": float(_number(one["step_s"])),
+            "devices": _index(one["devices"], MOST_DEVICES),
+            "source": _name(one["source"]),
+            "plan_hash": _name(one["plan_hash"]),
+        }
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(
             f"the header of {origin} is not one of {FORMAT}: {_fault(error)}; write the trace again"
@@ -179,25 +170,24 @@ def _optional_index(value: object) -> int | None:
 
 
 def _assemble(
-    header: _Header,
+    header: Mapping[str, Any],
     events: Sequence[TraceEvent],
     memory: Sequence[MemorySample],
     rates: dict[str, list[tuple[float, float]]],
     origin: str,
 ) -> Trace:
     highest = max([event.device for event in events] + [sample.device for sample in memory], default=-1)
-    devices = header.devices if header.devices is not None else highest + 1
+    devices = header.get("devices", highest + 1)
     if highest >= devices:
         raise RequestError(f"{origin} is of {devices} devices and names device {highest}: write the trace again")
-    step_s = header.step_s if header.step_s is not None else max((event.end_s for event in events), default=0.0)
+    step_s = header.get("step_s", max((event.end_s for event in events), default=0.0))
     if not math.isfinite(step_s) or step_s < 0:
         raise RequestError(f"the step of {origin} takes {step_s} s: a time is finite and at least 0")
     links = []
-    for src, dst, limit in header.links:
+    for src, dst, limit in header.get("links", ()):
         samples = rates.pop(f"{src} → {dst}", ())
-        times, moved = tuple(time_s for time_s, _ in samples), tuple(rate for _, rate in samples)
-        links.append(LinkTrack(src, dst, limit, times, moved))
+        links.append(LinkTrack(src, dst, limit, tuple(time for time, _ in samples), tuple(rate for _, rate in samples)))
     if rates:
         raise RequestError(f"{origin} has rates of link {next(iter(rates))}, which it does not list: write it again")
-    fields = asdict(header) | {"devices": devices, "step_s": step_s, "links": tuple(links)}
-    return Trace(events=tuple(events), memory=tuple(memory), **fields)
+    source, plan_hash = header["source"], header["plan_hash"]
+    return Trace(source, plan_hash, devices, tuple(events), tuple(memory), step_s, tuple(links))
