@@ -16,6 +16,7 @@ from functools import cache, update_wrapper
 from hashlib import sha256
 from pathlib import Path
 from threading import RLock
+from types import CodeType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -78,17 +79,31 @@ def _cached(function: Callable[..., Any], options: dict[str, Any]) -> Any:
             raise
         return numba.njit(**options)(function)
     if (file := _index_file(compiled)) is not None:
-        _find_machine_code(file, Path(function.__code__.co_filename))
+        _find_machine_code(file, Path(function.__code__.co_filename), _stamp(function))
     return compiled
 
 
-def _find_machine_code(file: Any, source: Path) -> None:
+def _stamp(function: Callable[..., Any]) -> bytes:
+    """A hash of the file of a function, and of those of all compiled functions that it calls, which numba ignores."""
+    called, files, left = {function: None}, set[str](), [function]
+    while left:
+        each = left.pop()
+        files.add(each.__code__.co_filename)
+        codes = [each.__code__, *(c for c in each.__code__.co_consts if isinstance(c, CodeType))]
+        values = (each.__globals__.get(name) for code in codes for name in code.co_names)
+        new = {value.py_func: None for value in values if isinstance(value, _Function) and value.py_func not in called}
+        called |= new
+        left += new
+    return sha256(b"".join(Path(name).read_bytes() for name in sorted(files))).digest()
+
+
+def _find_machine_code(file: Any, source: Path, stamp: bytes) -> None:
     """Look for machine code in numba's folder, and next to the source.
 
     An index is a pickle that names the classes of argument types. numba reads it before it compares the sources, so
     after a class is renamed, or if the file is truncated, reading it would raise.
     """
-    file._source_stamp = sha256(source.read_bytes()).digest()
+    file._source_stamp = stamp
     ahead = copy(file)
     ahead._cache_path = str(source.parent / "__pycache__")
     ahead._index_path = str(source.parent / "__pycache__" / file._index_name)

@@ -42,6 +42,20 @@ def test_machine_code_next_to_the_sources_is_used_on_any_cpu(tmp_path):
     assert not list((tmp_path / "own").rglob("*.nbi"))
 
 
+def test_function_is_compiled_again_if_one_that_it_calls_has_changed(tmp_path):
+    head = "from panpipe.core.numba_cache import njit\n"
+    calls = head + "from inner_example import times\n\n@njit()\ndef outer(x):\n    return times(x)\n"
+    (tmp_path / "outer_example.py").write_text(calls, encoding="utf-8")
+    environment, found = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}, []
+    for factor in (2, 3):
+        inner = f"{head}\n@njit()\ndef times(x):\n    return {factor} * x\n"
+        (tmp_path / "inner_example.py").write_text(inner, encoding="utf-8")
+        command = [sys.executable, "-c", "import outer_example as e; print(e.outer(21))"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=True)
+        found.append(done.stdout.strip())
+    assert found == ["42", "63"]
+
+
 def test_function_is_compiled_again_if_its_index_names_a_removed_class(tmp_path):
     source = (
         "from typing import NamedTuple\n\nfrom panpipe.core.numba_cache import is_compiled, njit\n\n"
