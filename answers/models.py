@@ -25,6 +25,7 @@ from ..core.capture.values.sparse_tensors import distributed_tensors
 from ..core.costs.graph import OpGraph
 from ..core.errors import PanpipeError, RequestError, in_a_line
 from ..core.trace.throughput import StepTotals
+from ..core.wording import counted
 from ..runtimes.devices.heap import empty_weights
 from ..runtimes.microbatches import split_batch
 from .bundled_models import check_model_name, is_bundled, make
@@ -221,7 +222,7 @@ def planned_model(
     repeated = shorten(model) if repeat and bundled else None
     dims = find_batch_dims(model, step, example, given=options.get("batch_dims", AUTO), microbatches=microbatches)
     pieces = split_batch(example, microbatches, dims)
-    note("capturing the model over fake tensors")
+    note(f"capturing the model for {counted(pieces[0].samples, 'sample')} a microbatch, over fake tensors")
     captured = capture_step(model, step, pieces[0].batch, device=device or "cpu")
     samples = sum(piece.samples for piece in pieces)
     tokens = example["tokens"].numel() if bundled and "tokens" in example else None

@@ -134,10 +134,11 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
 def _summary(plan: Plan) -> str:
     stages = counted(len(plan.stages), "stage")
     devices = counted(plan.devices, "device")
-    copies = "" if plan.mesh.data == 1 else f", {plan.mesh.data} replicas"
     batches = f"{counted(plan.microbatches, 'microbatch')} a step"
+    if plan.mesh.data > 1:
+        batches = f"in {plan.mesh.data} replicas with {batches} each"
     order = short_name(plan.schedule)
-    return f"{plan.model or 'The graph'} in {stages} on {devices}{copies}, {batches}, in the order of {order}."
+    return f"{plan.model or 'The graph'} in {stages} on {devices}, {batches}, in the order of {order}."
 
 
 def idle_data(idle: IdleTime) -> dict[str, Any]:

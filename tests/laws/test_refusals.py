@@ -138,3 +138,25 @@ def test_model_that_was_built_under_inference_mode():
         panpipe.RequestError, match=r"parameter 'weight' was created under torch.inference_mode\(\).*: "
     ):
         trained(model, mean, BATCH)
+
+
+def test_traceback_of_a_refusal_has_the_callers_frames_alone():
+    with pytest.raises(panpipe.RequestError, match="microbatches is 0") as raised:
+        panpipe.pipeline(nn.Linear(2, 2), lambda model, batch: model(batch).sum(), torch.ones(4, 2), microbatches=0)
+    assert len(raised.traceback) == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: panpipe.weights.ema(nn.Linear(1, 1)),
+        lambda: panpipe.simulate("plan.json"),
+        lambda: panpipe.validate(3),
+        lambda: panpipe.traces.write_trace(3, "a.json"),
+        lambda: panpipe.latest_checkpoint(3),
+        lambda: panpipe.schedules.ScheduleProblem(devices=2, microbatches="8"),
+    ],
+)
+def test_argument_of_another_type_is_refused_with_the_fix(call):
+    with pytest.raises(panpipe.RequestError, match=r" is .*: give "):
+        call()
