@@ -29,9 +29,9 @@ from .suggestions.infeasible import NothingFits
 
 EFFORT = 300_000_000
 """Compute actions that a search evaluates by default: some seconds on one core, and about as long for its starts."""
-FIRST = 0.85
-"""Share of a given budget for the first search: others may follow, for contention, offload, sharding, or memory that
-only the oracle counts."""
+FIRST, GIVEN = 0.75, 0.85
+"""Share of it for the first search if another oracle scores its plans, and of a given budget for the first search:
+others may follow, for contention, offload, sharding, or memory that only the oracle counts."""
 LEAST, MOST = 20_000, 400_000
 """Bounds of the resulting number of evaluations."""
 ALONE = 4_000
@@ -205,7 +205,7 @@ def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, option
 
 def _meter(options: SearchOptions, settings: Sequence[Setting]) -> Meter:
     """The budget of a search."""
-    return options.meter(_evaluations(settings, 1.0 if options.oracle is longest_path else FIRST), FIRST)
+    return options.meter(_evaluations(settings, 1.0 if options.oracle is longest_path else FIRST), GIVEN)
 
 
 def _evaluations(settings: Sequence[Setting], share: float = 1.0) -> int:
