@@ -29,7 +29,7 @@ from .suggestions.infeasible import NothingFits
 
 EFFORT = 300_000_000
 """Compute actions that a search evaluates by default: some seconds on one core, and about as long for its starts."""
-FIRST, GIVEN = 0.75, 0.85
+FIRST, GIVEN = 0.75, 0.9
 """Share of it for the first search if another oracle scores its plans, and of a given budget for the first search:
 others may follow, for contention, offload, sharding, or memory that only the oracle counts."""
 LEAST, MOST = 20_000, 400_000
