@@ -18,7 +18,7 @@ from ..core.plan.items import Task
 from ..core.plan.plan import Plan
 from ..core.policies.sharding import replica_costs
 from ..core.trace.callback import ActionCallback
-from ..core.validation.validate import CheckedActions
+from ..core.validation.validate import CheckedActions, check_placed
 from .callback_queue import CallbackQueue, connect_callbacks
 from .channels import connect, queue_times
 from .device import DeviceQueue
@@ -62,7 +62,10 @@ def simulate(
     # A callback may allocate much and need the collector.
     with collector_paused() if perform is None else nullcontext():
         if checked is None or perform is not None:
-            lowered = lower(plan) if lowered is None else lowered
+            if lowered is None:
+                lowered = lower(plan)
+            else:
+                check_placed(plan, lowered)
         one = queues_of(plan, lowered or ()) if checked is None else checked.queues
         queues = one.replicated(plan.mesh.data)
         run = partial(_run, plan, costs, cluster, eager=eager, sharing=sharing)

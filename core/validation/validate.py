@@ -92,7 +92,7 @@ def check_actions(
     """
     warnings = check_structure(plan)
     if lowered is not None and not placed:
-        _check_placed(plan, lowered)
+        check_placed(plan, lowered)
     queues = queues_of(plan, lower(plan) if lowered is None else lowered)
     engine, ends = _run_alone(plan, queues)
     if not ends:
@@ -126,8 +126,12 @@ def check_resources(checked: CheckedActions, memory_limits: Sequence[float] | No
     )
 
 
-def _check_placed(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
-    """Check that lists given by hand have the actions of lowering, in its order apart from sends and receives."""
+def check_placed(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
+    """Check that lists given by hand have the actions of lowering, in its order apart from sends and receives.
+
+    Raises:
+        RequestError: a list has another action, or lacks one.
+    """
     if len(lowered) != plan.devices:
         raise RequestError(f"there are {len(lowered)} lowered lists for {plan.devices} devices: give one for each")
     for device, (given, own) in enumerate(zip(lowered, lower(plan), strict=True)):

@@ -89,7 +89,7 @@ def test_tied_weight_is_summed_after_its_last_stage():
             {"plan": plan_of(orders("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), (0, 1))},
         ),
         (
-            "stage 0 holds the tied weight 'w' and issues no REDUCE_TIED",
+            "device 0 issues 0STEP where the plan has 0REDUCE_TIED",
             {
                 "plan": two_stages(tied=(TiedWeight("w", (0, 1), 1),)),
                 "lowered": orders("0F0 0SEND_F0>1 0RECV_B0<1 0B0 0STEP", "1RECV_F0<0 1F0 1B0 1SEND_B0>0 1STEP"),
