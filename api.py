@@ -190,6 +190,8 @@ def _refuse_moved(given: dict[str, Any]) -> None:
     new = {name: _MOVED[name] for name in given if name in _MOVED}
     if not new:
         name = next(iter(given))
-        raise TypeError(f"pipeline() has no argument '{name}': {nearest(name, inspect.signature(pipeline).parameters)}")
+        raise TypeError(
+            f"pipeline() has no argument '{name}': {nearest(name, [*inspect.signature(pipeline).parameters][:-1])}"
+        )
     instead = "; ".join(f"in place of {name}= give {text}" for name, text in new.items())
     raise RequestError(f"the arguments of panpipe.pipeline are in groups now: {instead}")
