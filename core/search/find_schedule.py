@@ -19,12 +19,17 @@ from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resid
 from ..schedules.scored import ROUNDING, Scored, costs_of, exceeds, fastest, named_schedules, score
 from ..timing.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
 from .annealing.search import search
-from .problem.meter import Meter
+from .annealing.walk import Walk
+from .periodic import PeriodicState, periodic_orders
+from .problem.candidate import Candidate
+from .problem.meter import Meter, Stopped
 from .problem.options import SearchSpace
 from .problem.setting import FixedStages, Setting
 
 EVALUATIONS = 800_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
+PERIODIC_SHARE = 0.2
+"""Share of the evaluations for periodic orders, where memory is short."""
 FASTEST_BYTES_PER_S = 1e30
 """Rate of the links of a problem whose messages take the time of a hop, whatever their size."""
 
@@ -61,8 +66,13 @@ def find_schedule(
     found += [_listed(task, name) for task in tasks]
     bound = min(map(lower_bound, tasks))
     settings = [_setting(problem, bound) for problem in fitting]
+    try:
+        periodic = periodic_orders(tasks, int(PERIODIC_SHARE * evaluations), seed, meter)
+    except Stopped:
+        periodic = []
+    more = [_walk(state, settings[fitting.index(state.task.problem)]) for state in periodic]
     chunks = [problem.chunks for problem in fitting]
-    walks, _ = search(settings, SearchSpace(known, chunks=(min(chunks), max(chunks))), meter, seed)
+    walks, _ = search(settings, SearchSpace(known, chunks=(min(chunks), max(chunks))), meter, seed, others=more)
     best = walks[0]
     if best.excess == 0:
         best.join_backwards()
@@ -92,6 +102,14 @@ def _setting(problem: ScheduleProblem, bound: float) -> Setting:
     places, kinds = (tuple(range(problem.devices)),), (0,) * problem.devices
     fixed = FixedStages(names, costs, edges, bound * (1 + ROUNDING))
     return Setting((graph,), cluster, places, problem.microbatches, kinds, (limit,) * problem.devices, fixed=fixed)
+
+
+def _walk(state: PeriodicState, setting: Setting) -> Walk:
+    """A walk that starts with a periodic order."""
+    stages = len(state.task.placement)
+    whole = np.zeros(stages, dtype=np.bool_)
+    candidate = Candidate(state.task.placement, np.arange(stages + 1), whole, state.orders, state.lengths)
+    return Walk(setting, "periodic", state.task.problem.chunks, candidate, annealed=True)
 
 
 def _listed(task: Instance, name: str) -> Scored:

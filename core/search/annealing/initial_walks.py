@@ -19,11 +19,11 @@ from ...schedules.meaning import LISTED, PERIODIC
 from ...schedules.problem import ScheduleProblem
 from ...timing.coding import BOTH, INFINITY, INPUT, WEIGHT, Floats
 from ...timing.compiled import StageArrays, make_stage_arrays
+from ..periodic import periodic_starts
 from ..problem.candidate import Candidate
 from ..problem.options import Option, SearchSpace, options
 from ..problem.setting import Setting
 from .fitting_cuts import fitting_cuts, most_in_flight
-from .periodic import periodic_orders
 from .walk import Walk, start_walk
 
 BUILT = 250_000
@@ -274,7 +274,8 @@ class _Stages:
         if np.any(task.saved[task.stages_on].sum(axis=1) > task.limits):
             return
         found = sorted(map(task.listed, patterns(task, orders)), key=lambda listed: listed.value[0])
-        orders_of = {LISTED: [listed[1:] for listed in found[:KEPT]], PERIODIC: periodic_orders(task) if short else ()}
+        periodic = [(state.orders, state.lengths) for state in periodic_starts(task)] if short else []
+        orders_of = {LISTED: [listed[1:] for listed in found[:KEPT]], PERIODIC: periodic}
         for name, coded in ((name, coded) for name, own in orders_of.items() for coded in own):
             schedule = task.schedule(name, *coded)
             walk = start_walk(self._setting, schedule, cuts, split=not self._setting.mixes)

@@ -84,6 +84,7 @@ def search(
     meter: Meter,
     seed: int = 0,
     earlier: Sequence[Walk] = (),
+    others: Sequence[Walk] = (),
 ) -> tuple[list[Walk], bool]:
     """Search for the fastest step among settings.
 
@@ -93,6 +94,7 @@ def search(
     Args:
         settings: to choose among, by their step times.
         earlier: walks of an earlier search to continue from, in these settings; none to start with schedules.
+        others: further starts.
 
     Returns:
         The walks, best first, and whether a time limit or an interrupt ended the search early.
@@ -123,7 +125,7 @@ def search(
         for walk in starts.list_scheduled(budget):
             walks.append(walk)
             meter.spend(0)
-        walks += _fitting(scouted)
+        walks += [*_fitting(scouted), *others]
         scouted.clear()
         placing = _is_small(settings, space, meter.left)
         all_rounds(walks, _rounds(settings, space), meter, seed, 1 - PLACING if placing else 1.0)
