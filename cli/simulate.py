@@ -32,6 +32,7 @@ from ..core.plan.wording import plan_size
 from ..core.schedules.meaning import short_name
 from ..core.timing.idle import IdleTime
 from ..core.validation.interval import interval_of, interval_text
+from ..simulators.optimizer_step import OptimizerStep
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
@@ -55,6 +56,9 @@ def simulate(
     report: Path | None = option("Write the HTML report here.", metavar="FILE.html"),
     eager: bool = flag("A send needs no posted receive.", "--eager"),
     forwards: bool = flag("Simulate an evaluation, as pipe.evaluate: only the forwards.", "--forward-only"),
+    optimizer: OptimizerStep | None = option(
+        "What an optimizer step waits for after its own gradients; by default as in the plan."
+    ),
     forward: float | None = option("Schedule files: seconds of a device's F for one microbatch, over all its chunks."),
     backward_input: float | None = option("Schedule files: the same for I, the input-gradient half of a backward."),
     backward_weight: float | None = option("Schedule files: the same for W, the weight-gradient half."),
@@ -86,7 +90,7 @@ def simulate(
     if forwards:
         with naming(path):
             check_structure(plan)
-        plan, lowered = _forwards(plan), None
+        plan, lowered = _forwards(plan, optimizer), None
     with naming(path, *([] if cluster is None else [cluster])):
         checked = check_actions(plan, lowered)
         if plan.prediction is not None:
@@ -96,7 +100,7 @@ def simulate(
                 note(f"warning: {warning}")
         except InfeasibleError as error:
             note(f"does not fit: {error}")
-        result = run(plan, costs, machine, eager=eager, checked=checked)
+        result = run(plan, costs, machine, eager=eager, optimizer=optimizer, lowered=lowered, checked=checked)
     idle = idle_of(result)
     if trace is not None:
         from ..core.trace.perfetto import trace_json
@@ -125,8 +129,12 @@ def _moved(file: PlanFile, cluster: Cluster) -> Plan:
     return evolve(file.plan, prediction=evolve(prediction, cluster=cluster))
 
 
-def _forwards(plan: Plan) -> Plan:
+def _forwards(plan: Plan, optimizer: OptimizerStep | None) -> Plan:
     """The plan of the forwards alone, with the costs and the cluster of the whole one."""
+    if optimizer is not None:
+        raise RequestError(
+            f"--optimizer is {optimizer.value} with --forward-only: an evaluation has no optimizer step; leave one out"
+        )
     return evolve(forward_only(plan), prediction=plan.prediction)
 
 

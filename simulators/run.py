@@ -5,9 +5,10 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import NoReturn
 
+from attrs import evolve
 from simpy import Environment
 
-from ..core.actions import Action
+from ..core.actions import Action, Kind
 from ..core.cluster.cluster import Cluster
 from ..core.costs.costs import StageCosts, compute_times
 from ..core.errors import RequestError, refuse_other_kinds
@@ -23,6 +24,7 @@ from .callback_queue import CallbackQueue, connect_callbacks
 from .channels import connect, queue_times
 from .device import DeviceQueue
 from .network.network import ContendedError, Network
+from .optimizer_step import OptimizerStep, validate_afterwards, with_sync
 from .result import SimulationResult
 from .symmetry import find_symmetry
 from .tasks import run_tasks, task_flows, task_times
@@ -35,6 +37,7 @@ def simulate(
     cluster: Cluster | None = None,
     *,
     eager: bool = False,
+    optimizer: OptimizerStep | None = None,
     sharing: bool = True,
     lowered: Sequence[Sequence[Action]] | None = None,
     checked: CheckedActions | None = None,
@@ -47,9 +50,12 @@ def simulate(
         costs: per stage; those of the plan's prediction by default.
         cluster: devices and links, which ``plan.mesh`` numbers; the prediction's by default.
         eager: a send needs no posted receive. The buffer of an early arrival counts from its receive on.
+        optimizer: what an optimizer step waits for in addition to its own gradients; by default a barrier if
+            ``plan.sync``, else nothing.
         sharing: transfers share the bandwidth of links; otherwise each has the full bandwidth of its route.
         lowered: per device its actions, in order; by default ``lower(plan)``.
-        checked: the plan's checked actions, instead of ``lowered``: they are not lowered and sorted again.
+        checked: the plan's checked actions, instead of ``lowered``: they are not lowered and sorted again, if the steps
+            wait as in the plan.
         perform: called for every action when it happens (see ``core/trace/callback.py``); an exception ends the run.
 
     Raises:
@@ -57,25 +63,35 @@ def simulate(
             the plan deadlocks.
     """
     refuse_other_kinds("plan", plan, Plan, "a Plan, such as panpipe.read_plan('plan.json')")
+    wanted = "an OptimizerStep of panpipe.simulators.optimizer_step, or None"
+    refuse_other_kinds("optimizer", optimizer, OptimizerStep | None, wanted)
     costs = _given_costs(plan, costs)
     cluster = _given_cluster(plan, cluster)
+    mode, run_plan = optimizer or _default_step(plan), plan
+    if plan.sync != (mode is OptimizerStep.BARRIER):
+        run_plan, checked = evolve(plan, sync=not plan.sync), None
+        lowered = None if lowered is None else with_sync(lowered, run_plan.sync)
     # A callback may allocate much and need the collector.
     with collector_paused() if perform is None else nullcontext():
         if checked is None or perform is not None:
             if lowered is None:
-                lowered = lower(plan)
+                lowered = lower(run_plan)
             else:
-                check_placed(plan, lowered)
-        one = queues_of(plan, lowered or ()) if checked is None else checked.queues
+                check_placed(run_plan, lowered)
+        one = queues_of(run_plan, lowered or ()) if checked is None else checked.queues
         queues = one.replicated(plan.mesh.data)
-        run = partial(_run, plan, costs, cluster, eager=eager, sharing=sharing)
+        run = partial(_run, plan, costs, cluster, eager=eager, optimizer=mode, sharing=sharing)
         symmetry = None
-        if perform is None and plan.mesh.data > 1 and one.tasks:
+        if perform is None and plan.mesh.data > 1 and one.tasks and mode is not OptimizerStep.POST_VALIDATION:
             symmetry = find_symmetry(plan, costs, cluster, one, queues)
         if symmetry is not None:
             with suppress(ContendedError):
                 return symmetry.of_all(run(one, joined=symmetry.joined), queues)
         return run(queues, callback=None if perform is None else (perform, lowered or ()))
+
+
+def _default_step(plan: Plan) -> OptimizerStep:
+    return OptimizerStep.BARRIER if plan.sync else OptimizerStep.LOCAL
 
 
 def _run(
@@ -85,6 +101,7 @@ def _run(
     queues: Queues,
     *,
     eager: bool,
+    optimizer: OptimizerStep,
     sharing: bool,
     callback: tuple[ActionCallback, Sequence[Sequence[Action]]] | None = None,
     joined: Sequence[Task] | None = None,
@@ -110,6 +127,8 @@ def _run(
         connect_callbacks(calling_back, callback[1], channels.values())
     if sharing:
         network.find_shared()
+    if optimizer is OptimizerStep.POST_VALIDATION:
+        validate_afterwards(network, plan, cluster, queues, devices, tasks)
     for device in devices:
         device.begin()
     environment.run()
@@ -122,9 +141,9 @@ def _run(
         queues,
         tuple((device.starts, device.ends) for device in devices),
         {pair: queue_times(channel) for pair, channel in channels.items()},
-        task_times(tasks),
+        task_times([running for running in tasks if plan.sync or running.task.kind is not Kind.SYNC]),
         (*task_flows(tasks), *(flow.times for flow in sum_flows)),
-        by_default=sharing and not eager,
+        by_default=sharing and not eager and optimizer is _default_step(plan),
     )
     network.close()
     for channel in channels.values():

@@ -136,6 +136,19 @@ def test_a_schedule_file_runs_with_equal_stages(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["step_s"] > makespan + 5
 
 
+def test_stage_span_depends_on_the_optimizer_barrier(tmp_path, capsys):
+    path = tmp_path / "orders.csv"
+    assert main(["schedule", "zb-h2", "--devices", "3", "--microbatches", "6", "--csv", str(path), "--json"]) == 0
+    spans = {}
+    capsys.readouterr()
+    for mode in ("local", "barrier", "post-validation"):
+        assert main(["simulate", str(path), "--optimizer", mode, "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        spans[mode] = answer["stage_span_s"]
+    assert spans["local"] == spans["post-validation"] == 18.0  # a parallelogram: no device idles
+    assert spans["barrier"] == 20.0  # the first device has nothing to do until the last is done
+
+
 def test_times_with_a_plan_are_refused(plan_file, capsys):
     assert main(["simulate", plan_file, "--forward", "2"]) == 2
     assert "--forward is for schedule files" in capsys.readouterr().err
@@ -178,6 +191,11 @@ def test_schedule_file_without_forwards_is_refused_by_its_name(tmp_path, capsys)
     path.write_text("0B0,0B0\n1B0\n", encoding="utf-8")
     assert main(["simulate", str(path)]) == 2
     assert capsys.readouterr().err.startswith(f"panpipe: {path}: 0B0 is listed twice")
+
+
+def test_simulated_evaluation_has_no_optimizer_step(plan_file, capsys):
+    assert main(["simulate", plan_file, "--forward-only", "--optimizer", "barrier"]) == 2
+    assert "--optimizer is barrier with --forward-only: an evaluation has no optimizer step" in capsys.readouterr().err
 
 
 def test_simulate_prints_the_copies_and_host_memory_of_a_plan_that_offloads(tmp_path, capsys, monkeypatch):

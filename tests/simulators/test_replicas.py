@@ -12,6 +12,7 @@ from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.search import longest_path
+from panpipe.simulators.optimizer_step import OptimizerStep
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of, plans
@@ -54,6 +55,19 @@ def test_trace_has_reductions_on_a_separate_queue():
         (2, "0REDUCE_GRAD", 9.0, 14.0, 40),
     ]
     assert {e.queue for e in trace.events if e.device == 3} == {"compute", "collectives", "send to 2", "receive from 2"}
+
+
+def test_a_barrier_waits_for_every_replica():
+    result = simulate(two_stages(), optimizer=OptimizerStep.BARRIER)
+    # The last gradients are there at 14; the 16 bytes of overflows and scales to and fro take 4.2 s.
+    assert [starts[-1] for starts, _ in result.operation_times] == pytest.approx([18.2] * 4)
+
+
+def test_post_validation_messages_stay_within_a_replica():
+    result = simulate(two_stages(), optimizer=OptimizerStep.POST_VALIDATION)
+    starts = [starts[-1] for starts, _ in result.operation_times]
+    # From device 0, whose gradients are there at 14, 8 bytes to device 1 in 1.3 s; the same in the other replica.
+    assert starts == pytest.approx([14.0, 15.3, 14.0, 15.3])
 
 
 def test_replicas_are_placed_as_in_the_mesh():

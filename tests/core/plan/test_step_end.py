@@ -14,6 +14,7 @@ from panpipe.core.lowering.lowering import lower
 from panpipe.core.plan.plan import TiedWeight, parse_plan, plan_json
 from panpipe.core.search import longest_path
 from panpipe.core.validation.validate import validate
+from panpipe.simulators.optimizer_step import OptimizerStep
 from panpipe.simulators.run import simulate
 
 from ...support.plans import orders, plan_of, plans
@@ -53,6 +54,7 @@ def test_all_steps_start_together_after_the_slowest_sync():
     assert [bubbles["optimizer"] for bubbles in result.bubbles] == [1.0, 3.5, 6.0]
     syncs = [(e.device, str(e.action), e.start_s, e.end_s) for e in result.trace.events if e.action.kind is Kind.SYNC]
     assert sorted(syncs) == [(0, "0SYNC", 11.0, 12.0), (1, "1SYNC", 8.5, 12.0), (2, "2SYNC", 6.0, 12.0)]
+    assert simulate(evolve(plan, sync=True), optimizer=OptimizerStep.LOCAL).step_s == simulate(plan).step_s
 
 
 @hypothesis_settings(max_examples=25)
