@@ -1,6 +1,7 @@
 """The options of ``panpipe plan`` that describe a request: the same for the command line and the explorer."""
 
 import re
+from typing import Any
 
 from attrs import frozen
 
@@ -47,7 +48,7 @@ class PlanOptions:
     )
     memory_limit: float | None = declared(
         "What a device may use, if less than its memory: bytes, or with a unit as in 20GB or 16GiB.",
-        metavar="SIZE", parser=lambda text: byte_size("--memory-limit", text),
+        metavar="SIZE", parser=str,  # read below: with a model the text needs a unit
     )  # fmt: skip
     mesh: str | None = declared(
         "Devices along the pipeline, and replicas; the search places them. If not given: auto for a model on a "
@@ -128,7 +129,9 @@ class PlanOptions:
 
     def __attrs_post_init__(self) -> None:
         check_declared(self)
-        byte_size("--memory-limit", self.memory_limit, self.model is not None)
+        given: Any = self.memory_limit
+        limit = byte_size("--memory-limit", given, isinstance(given, str) and self.model is not None)
+        object.__setattr__(self, "memory_limit", limit)
         byte_size("--host-memory", self.host_memory)
 
     @property

@@ -340,6 +340,15 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [("20", "is 20 bytes, in which no model fits: give the unit"), ("100kB", "no cluster"), ("7 B", "no cluster")],
+)
+def test_a_limit_for_a_model_needs_a_unit_and_may_be_small(capsys, limit, message):
+    assert main(["plan", "--model", "gpt2", "--cluster", "nowhere", "--memory-limit", limit]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("changed", "message"), BAD.values(), ids=BAD)
 def test_a_wrong_request_is_one_line_and_status_2(tmp_path, capsys, graph_file, changed, message):
     flags = {"--graph": graph_file, "--cluster": cluster_file(tmp_path), "--microbatches": 4, "--budget": 20}
