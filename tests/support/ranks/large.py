@@ -16,6 +16,7 @@ import time
 import warnings
 from pathlib import Path
 
+import numba  # noqa: F401 - so that the first, short step is planned with the compiled search, too
 import panpipe
 import torch
 import torch.distributed as dist
