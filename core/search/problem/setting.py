@@ -1,9 +1,8 @@
 """A setting: the fixed inputs of a search for cuts and orders (costs, devices, microbatches)."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 from attrs import evolve, frozen
@@ -29,14 +28,10 @@ from .arrays import (
 )
 from .candidate import Candidate
 from .costing import cost_stages, fill_fixed
+from .looped_cuts import looped_cuts, prefix_of, spread
 
 RECOMPUTE_FACTOR = 4 / 3
 """Estimated ratio of a step with recomputation to one without: F is about a third of the work."""
-
-
-def prefix_of(graph: OpGraph) -> tuple[float, ...]:
-    """F + I + W of the nodes before each node, and of all nodes."""
-    return (0.0, *accumulate(n.forward_s + n.backward_input_s + n.backward_weight_s for n in graph.nodes))
 
 
 @frozen
@@ -170,15 +165,12 @@ class Setting:
         return tuple(whole[0] / whole[kind] if whole[kind] else 1.0 for kind in self.slowest)
 
     def even_cuts(self, placement: Sequence[int]) -> Cuts:
-        """Cuts whose stages have work near in proportion to their devices' speeds; none is empty."""
+        """Cuts whose stages have work in proportion to their devices' speeds; with equal speeds, even in each loop."""
         prefix = prefix_of(self.graph)
-        shares = [self.speeds[device] for device in placement]
-        cuts, last = [0], len(prefix) - 1
-        for part, before in enumerate(accumulate(shares[:-1]), start=1):
-            wanted, low, high = prefix[-1] * before / sum(shares), cuts[-1] + 1, last - (len(shares) - part)
-            place = bisect_left(prefix, wanted, low, high + 1)
-            cuts.append(min((p for p in (place - 1, place) if low <= p <= high), key=lambda p: abs(prefix[p] - wanted)))
-        return (*cuts, last)
+        chunks, extra = divmod(len(placement), self.devices)
+        if len(set(self.speeds)) == 1 and not extra:
+            return looped_cuts(prefix, self.devices, chunks)
+        return tuple(spread(prefix, 0, len(prefix) - 1, [self.speeds[device] for device in placement]))
 
     def staged(
         self, cuts: Sequence[int], placement: Sequence[int]

@@ -18,7 +18,7 @@ import numpy as np
 from ...costs.costs import stage_costs
 from ...costs.graph import OpGraph
 from ...costs.partition import boundary_bytes
-from ..problem.setting import prefix_of
+from ..problem.looped_cuts import prefix_of
 
 NEAR = 3
 """Number of operators before and after a position among which none sends fewer bytes."""
