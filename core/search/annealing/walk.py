@@ -201,7 +201,7 @@ def frontier(walks: list[Walk]) -> Iterator[Walk]:
 
 ROUNDING = 1e-12
 """Share of the step by which a longer one counts as equal."""
-JOINED = 30_000_000
+JOINED = 15_000_000
 """Actions evaluated to find what is joined: some seconds. What is left then stays divided, and is no slower."""
 
 
