@@ -142,7 +142,6 @@ def test_replicas_from_an_automatic_plan_to_a_trace_and_a_checkpoint(tmp_path):
     for one in found:
         assert one["mesh"] == [[0, 2], [1, 3]]
         assert one["losses"] == found[0]["losses"]
-        assert all(times["reduce_s"] > 0 for times in one["collectives"])
         # A second pipeline, over torch's DeviceMesh, from the plan and the checkpoint: its forward is the first one's.
         assert abs(one["loaded"] - one["after"]) < 1e-6
         assert {(rank, "REDUCE_GRAD") for rank in range(4)} <= {tuple(kind) for kind in one["kinds"]}

@@ -197,6 +197,30 @@ def anneal(
 
 
 @njit()
+def try_every_cut(
+    count: int, graph: Any, machine: Any, candidate: Any, best: Any, best_value: float, buffers: Any
+) -> float:
+    """Evaluate all possible cuts with the orders of ``candidate``; arguments and result as of :func:`anneal`."""
+    cuts, stages = candidate.cuts, candidate.placement.shape[0]
+    nodes = cuts[stages]
+    cuts[:stages] = np.arange(stages)
+    while True:
+        cost_stages(graph, machine, candidate.placement, cuts, candidate.recompute, buffers.costs)
+        step, _, value = evaluate_candidate(count, candidate, machine, buffers)
+        if step >= 0 and value < best_value:
+            best_value = value
+            _copy_into(best, candidate)
+        cut = stages - 1
+        while cut > 0 and cuts[cut] == nodes - (stages - cut):
+            cut -= 1
+        if cut == 0:
+            return best_value
+        cuts[cut] += 1
+        for later in range(cut + 1, stages):
+            cuts[later] = cuts[later - 1] + 1
+
+
+@njit()
 def _copy_into(best: Any, candidate: Any) -> None:
     """Copy everything that moves change."""
     best.placement[:] = candidate.placement

@@ -72,6 +72,8 @@ RECOMPUTES = 0.04
 """Share of the moves that switch a stage's recomputation, if it is the search's choice and memory is short."""
 COOL = 10
 """Moves per action below which annealing starts at a lower temperature."""
+SYSTEMATIC = 10
+"""Number of possible cuts per move up to which all cuts are tried instead of random moves."""
 FEW = 40_000
 """Most evaluations of a search that ends with the first plan that fits."""
 SCOUTING = 0.5
@@ -274,6 +276,10 @@ def _round(
             SPLITS if walk.setting.mixes and given.temperature else 0.0,
             given.place,
         )
+        if given.cut == 1 and walk.setting.fixed is None and walk.cut_count <= min(SYSTEMATIC * moves, meter.left):
+            walk.try_every_cut(meter)
+            walk.free_buffers()
+            continue
         temperature = given.temperature * min(moves / (COOL * max(walk.actions, 1)), 1.0)
         walk.anneal(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, temperature, shares)
         walk.free_buffers()

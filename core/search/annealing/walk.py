@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ...timing.compiled import make_scratch, make_stage_arrays
 from ..problem.candidate import Buffers, Candidate, make_buffers
 from ..problem.meter import Meter
 from ..problem.setting import Setting
-from .anneal import anneal, evaluate_candidate, step_of
+from .anneal import anneal, evaluate_candidate, step_of, try_every_cut
 from .moves import MoveShares
 
 SLICE = 4_000_000
@@ -94,6 +95,30 @@ class Walk:
                 self.evaluate()
             meter.spend(now, self.step_s if self.excess == 0 else INFINITY)
         return self
+
+    def try_every_cut(self, meter: Meter) -> None:
+        """Find the best of all possible cuts for the best order.
+
+        Raises:
+            Stopped: the time limit is reached; the best cuts are kept.
+        """
+        candidate, setting = self.best.copy(), self.setting
+        self.value = try_every_cut(
+            setting.microbatches,
+            setting.arrays,
+            setting.machine,
+            candidate,
+            self.best,
+            self.value,
+            self._buffers_for(candidate),
+        )
+        self.evaluate()
+        meter.spend(self.cut_count, self.step_s if self.excess == 0 else INFINITY)
+
+    @property
+    def cut_count(self) -> int:
+        """Number of possible cuts."""
+        return comb(len(self.setting.graph.nodes) - 1, len(self.best.placement) - 1)
 
     def evaluate(self) -> None:
         """Compute step, excess, objective and peaks of the best candidate."""

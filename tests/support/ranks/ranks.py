@@ -570,7 +570,6 @@ def whole(team):
         "after": after,
         "loaded": loaded,
         "hash": plan.hash,
-        "collectives": [attrs.asdict(cost.collectives) for cost in plan.predicted.costs],
         "mesh": [list(r) for r in plan.mesh.replicas],
         "kinds": sorted({(e.device, str(e.action.kind)) for e in trace.events}),
     }
