@@ -104,7 +104,7 @@ def _delay_weights(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
 def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder) -> Schedule:
     import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
 
-    from .construction.list_scheduler import Priorities, instance
+    from .construction.list_scheduler import Listed, Priorities, instance
 
     _one_stage(problem, name)
     devices, count = problem.devices, problem.microbatches
@@ -114,17 +114,16 @@ def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder
     fits = all(peak <= limit for peak, limit in zip(known.result.peak_memory, limits, strict=True))
     hand = known.result.stage_span, known.result.makespan
     most = [time * (1 + ROUNDING) if fits else inf for time in hand]
-    best, orders = (False, hand) if fits else (True, (inf, inf)), None
+    found: list[tuple[tuple[bool, tuple[float, float]], Listed | None]] = [((False, hand), None)] if fits else []
     turn = np.arange(count, dtype=float)
     keys = np.stack([np.tile(turn + order * count, (devices, 1)) for order in (1, 0, 2)])  # I, then F, then W
+    whole = np.zeros(devices, dtype=np.bool_)
     for patience in PATIENCE if 3 * devices * count < MANY else FEW:
-        whole = np.zeros(devices, dtype=np.bool_)
         listed = task.listed(Priorities(keys, np.array(patience), np.full(devices, count), whole, greedy=True))
-        times = task.spans(listed)
-        rank = times[0] > most[0] or times[1] > most[1], times
-        if (orders is None and not fits) or rank < best:
-            best, orders = rank, listed
-    return known.schedule if orders is None else task.schedule(name, orders.orders, orders.lengths)
+        span, makespan = task.spans(listed)
+        found.append(((span > most[0] or makespan > most[1], (span, makespan)), listed))
+    best = min(found, key=lambda each: each[0])[1]
+    return known.schedule if best is None else task.schedule(name, best.orders, best.lengths)
 
 
 def _limits(problem: ScheduleProblem, usual: int) -> list[float]:

@@ -12,7 +12,7 @@ captured it runs nothing: it returns tensors like those of a step, and keeps wha
 until the capture ends: in a step it may read an input at any later time, and no graph may reuse that memory.
 
 The bytes that a stage holds for a microbatch are noted while its actions are captured: a replay frees nothing, so
-nothing there shows when a step frees its saved tensors. A watched step gets a stand-in on the meta device instead, with
+nothing there shows when a step frees its saved tensors. A watched step gets a tensor on the meta device instead, with
 as many bytes, from and until the same actions. A tensor that two stages of a device hold counts for both.
 """
 

@@ -121,7 +121,7 @@ def test_ring_orders_members_of_a_node_next_to_each_other():
 
 
 def test_ring_orders_bridged_pairs_next_to_each_other():
-    # Four devices behind PCIe, 0–3 and 1–2 with bridges.
+    # Four devices on PCIe, 0–3 and 1–2 with bridges.
     links = [Link(f"d{i}", "root", 24.0, 0.0) for i in range(4)]
     links += [Link("d0", "d3", 48.0, 0.0), Link("d1", "d2", 48.0, 0.0)]
     cluster = Cluster(tuple(Device(f"d{i}", 1) for i in range(4)), (Hub("root", "host"),), tuple(links))
