@@ -21,7 +21,6 @@ from panpipe.runtimes.devices.available_memory import machine
 __all__ = [
     "IMPORTED", "RankWork", "Workers", "argument_parser", "busy", "commit", "fork_ranks", "free_port", "machine",
     "median_and_spread", "rank_environment", "report", "reset_resident_peak", "resident_bytes", "run", "seconds",
-    "statuses",
 ]  # fmt: skip
 
 
@@ -142,11 +141,6 @@ def fork_ranks(size: int, work: Callable[[int], None], errors: Path | None = Non
             raise RankWork(partial(work, rank))
         children.append(child)
     return children
-
-
-def statuses(children: Sequence[int]) -> list[int]:
-    """The exit statuses of child processes, when all have ended."""
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 def run(main: Callable[[], None]) -> bool:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The first minutes on a GPU, in the root of the repository: bash benchmarks/gpu/lease.sh first | second | tests
 #
-#   first   in 300 s: versions, parity with one process, tests of stream order and of shared GPUs, copies
-#   second  in 410 s: memory, predictions, steps, graphs, and what else there are tests of
+#   first   in 300 s: tests of stream order and of shared GPUs, copies, steps
+#   second  in 410 s: memory, predictions, and what else there are tests of
 #   tests   every test that needs a GPU
 #
 # Nothing is installed: PY (python3 by default) has torch, the repository is imported where it is, and packages that PY
@@ -37,16 +37,13 @@ found=$1
 case $1 in
 first)
     run device 10 nvidia-smi
-    part versions 70
-    part parity 55
     tests order 75 tests/runtimes/test_cuda.py -k "$order"
     part offload 25
+    part steps 60
     ;;
 second)
     part memory 90
     part predictions 90
-    part steps 60
-    part graphs 45
     tests rest 90 tests/runtimes/test_cuda.py -k "not ($order) and not inductor and not compiled"
     ;;
 tests) tests all 580 $(grep -rl "mark\.cuda" tests) ;;

@@ -59,7 +59,7 @@ class Size:
 
 
 TOY = Size(
-    "cpu", 16, 2, 32, 8, 4, 2, 1, 1, (1, 2), "eager", (16, 32, 48),
+    "cpu", 16, 2, 32, 8, 4, 2, 1, 1, (1, 2), widths=(16, 32, 48),
     short_of_memory={"width": 256, "layers": 4, "length": 256, "rows": 8, "stages": (4,)},
 )  # fmt: skip
 

@@ -1,9 +1,8 @@
-"""Processor seconds of set-up by phase, and what a new size costs.
+"""Processor seconds of set-up, and what a new size costs.
 
     python benchmarks/runtime/new_sizes.py [--lengths] [--record FILE]
 
-The default call of `panpipe.pipeline` is sampled for several models: a thousand times in a second of processor time,
-the innermost function of the package is looked up in `PHASES`.
+The default call of `panpipe.pipeline` is timed for several models; `cProfile` shows what takes the time.
 
 With ``--lengths`` the default call trains each model on 200 batches of 200 different sizes (a UNet of four), each twice
 in a row: how many captures it takes, and how much longer the first step of a size is than the second one. Steps that
@@ -12,16 +11,12 @@ capture are counted apart. Meanwhile Python's garbage collector is watched.
 
 import gc
 import os
-import signal
 import statistics
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -70,59 +65,6 @@ def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return model(**batch).loss
 
 
-ROOT = Path(__file__).resolve().parents[2]
-PHASES = {
-    "core/capture/batch/": "sample dimensions",
-    "core/capture/python/": "guards and changes",
-    "core/capture/export/operators.py": "operators",
-    "core/capture/": "export",
-    "core/capture/programs/joint_graph.py": "joint graphs",
-    "core/capture/programs/": "programs",
-    "runtimes/batch/": "sample dimensions",
-    "runtimes/planning/": "planning",
-    "runtimes/profile/measured_cluster.py": "links",
-    "runtimes/profile/": "profile",
-    "core/costs/": "profile",
-    "core/search/": "search",
-    "core/schedules/": "search",
-    "core/timing/": "search",
-    "core/numba_cache.py": "search",
-    "core/analytic/": "operators",
-    "core/": "plans",
-    "": "other",
-}
-"""Beginning of a file's path in the package → phase; the longest one counts."""
-
-
-@contextmanager
-def sampled(found: Counter[str]) -> Iterator[None]:
-    """Count samples of the main thread by phase within this context."""
-    known: dict[str, str] = {}
-
-    def phase(file: str) -> str:
-        path = file.removeprefix(f"{ROOT}/")
-        inside = path != file and not path.startswith((".venv", "benchmarks"))
-        return PHASES[max((begin for begin in PHASES if path.startswith(begin)), key=len)] if inside else ""
-
-    def count(_: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if file not in known:
-                known[file] = phase(file)
-            if known[file]:
-                found[known[file]] += 1
-                return
-            frame = frame.f_back
-
-    before = signal.signal(signal.SIGPROF, count)
-    signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
 def resnet() -> nn.Module:
     return ResNetForImageClassification(ResNetConfig(embedding_size=64, hidden_sizes=[64, 128, 256, 512],
                                                      depths=[2, 2, 2, 2], layer_type="basic"))  # fmt: skip
@@ -145,8 +87,8 @@ def images(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return nn.functional.cross_entropy(scores.flatten(1), batch["y"])
 
 
-def pipelines() -> list[tuple[str, Counter[str], float]]:
-    """The samples by phase, and the processor seconds, of the default call for several models."""
+def pipelines() -> Iterator[list[str]]:
+    """The processor seconds of the default call for several models."""
     text = {name: torch.ones(8, 64, dtype=torch.int64) for name in ("input_ids", "labels")}
     pictures = {"x": torch.randn(8, 3, 32, 32), "y": torch.zeros(8, dtype=torch.int64)}
     simulated = {"backend": "simulator", "devices": "2xA100-40GB"}
@@ -157,29 +99,17 @@ def pipelines() -> list[tuple[str, Counter[str], float]]:
         ("GPT-2 on meta", gpt2, step, text, simulated),
     ]
     compile_ahead(print)  # as after an installation by `make`: half a minute of a new checkout
-    rows = []
-    for name, make, function, batch, options in cases:
-        found, model = Counter[str](), make()
-        start = time.process_time()
-        with sampled(found), warnings.catch_warnings():
+    for number, (name, make, function, batch, options) in enumerate(cases):
+        model, start = make(), time.process_time()
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pipe = panpipe.pipeline(
                 model, function, batch, optimizer=torch.optim.AdamW, microbatches=4, plan=panpipe.Auto(cache=False),
                 run=panpipe.Run(progress=False, weights=getattr(model, "_init_weights", None)), **options,
             )  # fmt: skip
-        rows.append((name, found, time.process_time() - start))
+        if number:  # the first model loads torch
+            yield [name, f"{time.process_time() - start:.2f}"]
         pipe.close()
-    return rows[1:]  # the first model loads torch
-
-
-def by_phase(rows: list[tuple[str, Counter[str], float]]) -> tuple[list[str], list[list[str]]]:
-    """The table of processor seconds by phase."""
-    names = list(dict.fromkeys(PHASES.values()))
-    table = [
-        [name, *(f"{found[phase] / max(found.total(), 1) * seconds:.2f}" for phase in names), f"{seconds:.2f}"]
-        for name, found, seconds in rows
-    ]
-    return ["model", *names, "all"], table
 
 
 SIZES = 200
@@ -301,7 +231,7 @@ def main() -> None:
         columns += ("90 %, ms", "second most, ms", "most, ms", "longest garbage collection, ms")
         report(arguments.record, "A new size in each of many steps", columns, list(lengths()))
     else:
-        report(arguments.record, "Processor seconds of panpipe.pipeline", *by_phase(pipelines()))
+        report(arguments.record, "Processor seconds of panpipe.pipeline", ["model", "all"], list(pipelines()))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 LEASE = ROOT / "benchmarks" / "gpu" / "lease.sh"
-PARTS = ("versions", "parity", "offload", "memory", "predictions", "steps", "graphs")
+PARTS = ("offload", "memory", "predictions", "steps")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_calls_fit_into_a_lease_and_run_every_part(gpu):
     assert {*first, *second} >= set(gpu.PARTS) == set(PARTS)
 
 
-def lease(tmp_path, *arguments, interpreter="#!/bin/sh\necho $1 $2 $3\n[ $2 != parity ]\n"):
+def lease(tmp_path, *arguments, interpreter="#!/bin/sh\necho $1 $2 $3\n[ $2 != offload ]\n"):
     """Run the script with a program in place of Python."""
     (tmp_path / "python").write_text(interpreter, encoding="utf-8")
     (tmp_path / "python").chmod(0o700)
@@ -57,7 +57,7 @@ def test_part_that_fails_stops_no_other_and_all_output_is_packed(tmp_path):
     assert done.returncode == 1
     states = dict(re.findall(r"^## (\w+): status (\d+)", done.stdout, re.MULTILINE))
     assert states.pop("device") in ("0", "127")
-    assert states == {name: "1" if name == "parity" else "0" for name in lasts_s("first") if name != "device"}
+    assert states == {name: "1" if name == "offload" else "0" for name in lasts_s("first") if name != "device"}
     with tarfile.open(tmp_path / "out" / "first.tgz") as packed:
         texts = {Path(each.name).stem: packed.extractfile(each).read().decode() for each in packed if each.isfile()}
     assert set(texts) == set(lasts_s("first"))
@@ -67,8 +67,8 @@ def test_part_that_fails_stops_no_other_and_all_output_is_packed(tmp_path):
 
 def test_part_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setenv("LIMIT", "1")
-    done = lease(tmp_path, "second", interpreter="#!/bin/sh\n[ $2 != steps ] || exec sleep 60\n")
-    assert re.search(r"## steps: status 124 after \d of 1 s", done.stdout)
+    done = lease(tmp_path, "second", interpreter="#!/bin/sh\n[ $2 != memory ] || exec sleep 60\n")
+    assert re.search(r"## memory: status 124 after \d of 1 s", done.stdout)
 
 
 def test_call_that_is_not_there_is_refused(tmp_path):
@@ -77,15 +77,11 @@ def test_call_that_is_not_there_is_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("parity", "offload"))) for name in PARTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "offload")) for name in PARTS])
 def test_part_runs_on_the_cpu_at_toy_size(gpu, name):
     found = dict(gpu.PARTS[name](gpu.TOY))
     assert json.loads(json.dumps(found)) == found
     assert all(each.get("losses_apart", 0) < 1e-2 for each in found.values())
-    if name == "parity":
-        assert all(each["parameters apart"] < 0.05 for each in found.values())
     if name == "memory":
         assert "failure" not in {key for each in found.values() for key in each}
         mixed = found["recompute and offload"]
@@ -94,15 +90,9 @@ def test_part_runs_on_the_cpu_at_toy_size(gpu, name):
         assert 0 <= mixed["OFFLOAD"]["during compute"] <= 1
     if name == "predictions":
         assert [found[f"width {width}"]["saved bytes"]["off_by_percent"] for width in gpu.TOY.widths] == [0] * 3
-        assert found["analytic model"]["step of width 48"]["predicted"] > 0
     if name == "steps":
         assert list(found) == ["eager", "1 stages", "2 stages"]
         assert all("losses_apart" in each for each in list(found.values())[1:])
-    if name == "graphs":
-        assert found["equal"] == {"bits": True, "apart": 0}
-    if name == "versions":
-        assert found["versions"]["torch"] == torch.__version__
-        assert any("attention" in kernel for kernel in found["float32"]["attention"])
 
 
 def test_cuda_is_initialized_before_what_the_last_measurement_held_is_freed(gpu, monkeypatch):
@@ -123,7 +113,9 @@ def test_results_are_written_as_they_are_found(gpu, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(sys, "argv", ["run_part.py", "steps", "--toy", "--out", str(tmp_path)])
     with pytest.raises(RuntimeError, match="the GPU is gone"):
         gpu.main()
-    assert json.loads((tmp_path / "steps.json").read_text(encoding="utf-8")) == {"first": {"found": 1}}
+    written = json.loads((tmp_path / "steps.json").read_text(encoding="utf-8"))
+    assert written.pop("versions")["torch"] == torch.__version__
+    assert written == {"first": {"found": 1}}
     assert capsys.readouterr().out == '{"first": {"found": 1}}\n'
 
 

@@ -265,3 +265,10 @@ def test_figures_of_the_readme_are_on_the_page_of_measurements():
     for row in re.findall(r"^\| [^|]+\|(.+)\|$", tables, re.MULTILINE):
         for figure in figures(row):
             assert is_in(figure, MEASURED), f"{figure} is not in docs/measured.md: {row}"
+
+
+def test_each_result_file_opens_with_what_it_shows_and_on_which_commit():
+    for path in (ROOT / "benchmarks" / "results").glob("*.md"):
+        opening = path.read_text(encoding="utf-8").partition("\n\n")[0]
+        assert opening[0] not in "#|", path.name
+        assert re.search(r"\b[0-9a-f]{8}\b", opening), path.name

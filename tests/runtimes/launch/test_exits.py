@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import panpipe
 import pytest
@@ -16,7 +15,6 @@ from ...support.launch import alone
 from ...support.models import Case
 from ...support.plans import predicted
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "failures" / "exits.py"
 WATCHING = """
 import os, time
 import torch.distributed as dist
@@ -56,17 +54,6 @@ def test_running_watch_does_not_abort_the_interpreter_at_exit():
         [sys.executable, "-c", WATCHING], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("load", [0, 4])
-def test_interpreter_exits_without_failure(load):
-    command = [sys.executable, str(BENCHMARK), "60", "--load", str(load)]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.startswith("0 of ")
 
 
 def test_closed_pipeline_refuses_every_operation(plan, tmp_path):
