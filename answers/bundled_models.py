@@ -130,12 +130,13 @@ def check_model_name(name: str, *, bundled: bool = True) -> None:
             bundled_model(name)
         return
     if not (module and colon and attribute):
-        known = f"{nearest(name, BUNDLED)}; or " if bundled else ""
-        raise RequestError(
-            f"'{name}' is not a model: {known}write module:factory, such as mytraining:make, whose function "
-            "returns (model, step, example_batch), or the path of a model's config.json; panpipe catalog --models "
-            "lists the bundled ones"
-        )
+        factory = "write module:factory, such as mytraining:make, whose function returns (model, step, example_batch)"
+        if bundled:
+            factory = (
+                f"{nearest(name, BUNDLED, 'panpipe catalog --models')}; or {factory}, or the path of a model's "
+                "config.json; panpipe catalog --models lists the bundled ones"
+            )
+        raise RequestError(f"'{name}' is not a model: {factory}")
     here, top = os.getcwd(), module.partition(".")[0]
     sys.path.insert(0, here)
     try:
@@ -172,8 +173,6 @@ def make(
         RequestError: transformers is missing, the model takes no such sequence, or the ranks cannot share it.
     """
     bundled = bundled_model(name)
-    if batch < 1 or (sequence is not None and sequence < 2):
-        raise RequestError(f"a batch of {batch} samples of {sequence} tokens: give at least 1 sample and 2 tokens")
     if sequence is not None and bundled.sequence is None:
         raise RequestError(f"'{name}' takes images and no sequence of {sequence} tokens: leave --sequence out")
     try:

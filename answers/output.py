@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.errors import RequestError
+from ..core.wording import signed_percent
 
 LONGEST_NAME = 24
 """Characters of a cell of a table's first column that is not wrapped."""
@@ -118,7 +119,7 @@ def bytes_text(size: float) -> str:
 
 def seconds_text(time_s: float) -> str:
     """A time with a unit: ``12.3 ms``."""
-    if abs(time_s) >= 1:
+    if abs(time_s) >= 1 or time_s == 0:
         return f"{time_s:.3g} s"
     return f"{time_s * 1e3:.3g} ms" if abs(time_s) >= 1e-3 else f"{time_s * 1e6:.3g} µs"
 
@@ -139,7 +140,7 @@ UNITS: Mapping[str, Callable[[float], str]] = {
     "B/s": lambda rate: f"{bytes_text(rate)}/s" if isfinite(rate) else "–",
     "GB/s": rate_text,
     "%": "{:.1%}".format,
-    "±%": "{:+.1%}".format,
+    "±%": signed_percent,
 }
 """How a value is written, by its unit."""
 

@@ -1,10 +1,10 @@
 """Tables of a simulated step: the idle time by cause, and each device's memory at its peak."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..core.timing.idle import CAUSES, SHARED_LINKS, IdleTime, idle_time
-from .output import print_table, seconds_text, share_text, wide
+from .output import print_records, print_table, seconds_text, share_text, wide
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
@@ -30,23 +30,6 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
 def _waits(result: "SimulationResult") -> dict[str, float]:
     """The delay of transfers on each full link."""
     return {f"{use.src} → {use.dst}": use.delay_s for use in result.links}
-
-
-def idle_answer(idle: IdleTime) -> dict[str, Any]:
-    """The data that ``--json`` prints; shares are of the step."""
-    step_s = idle.step_s or 1.0
-    return {
-        "step_s": idle.step_s,
-        "compute_s": idle.compute_s,
-        "idle_s": idle.idle_s,
-        "idle_share": idle.idle_s / step_s,
-        "causes": [
-            {"cause": cause, "seconds": seconds, "share": seconds / step_s} for cause, seconds in idle.causes.items()
-        ],
-        "contention_by_link": [
-            {"link": link, "seconds": seconds, "share": seconds / step_s} for link, seconds in idle.by_link.items()
-        ],
-    }
 
 
 def print_idle(idle: IdleTime) -> None:
@@ -75,34 +58,36 @@ OTHERS: dict[str, tuple[str, ...]] = {"saved": ("saved",), "messages": ("communi
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
-def print_memory(result: "SimulationResult", limits: Sequence[float] | None) -> None:
+def print_devices(
+    result: "SimulationResult",
+    limits: Sequence[float] | None,
+    more: Mapping[str, Callable[[int], object]] | None = None,
+) -> None:
     """Print each device's memory by kind at its own peak, including messages in flight, and its limit.
 
     Args:
         result: a simulated step.
         limits: bytes that each device may use; None for a schedule of equal stages, which has no bytes.
+        more: further columns, by heading: a device's number → its cell.
     """
     largest = max([*result.peak_memory_bytes, 1.0])
     scale, unit = next((scale, unit) for scale, unit in UNITS if largest >= scale)
     digits = 2 if scale > 1 else 0
-    columns: dict[str, tuple[str, ...]] = {"state": STATE}
-    if wide():
-        columns = {kind: (kind,) for kind in STATE}
-    columns |= OTHERS
-    rows = [
-        (
-            str(device),
-            *(f"{sum(held[kind] for kind in kinds) / scale:.{digits}f}" for kinds in columns.values()),
-            f"{sum(held.values()) / scale:.{digits}f}",
-            *((f"{limits[device] / scale:.{digits}f}",) if limits and wide() else ()),
-            *((share_text(sum(held.values()), limits[device]),) if limits else ()),
-            str(result.peak_actions[device] or "–"),
-        )
-        for device, held in enumerate(result.memory_at_peak[: result.plan.devices])
-    ]
+    held = result.memory_at_peak
+
+    def size(kinds: Collection[str]) -> Callable[[int], object]:
+        return lambda device: f"{sum(held[device][kind] for kind in kinds) / scale:.{digits}f}"
+
+    columns: dict[str, Callable[[int], object]] = {"device": str, **(more or {})}
+    columns |= {kind: size((kind,)) for kind in STATE} if wide() else {"state": size(STATE)}
+    columns |= {name: size(kinds) for name, kinds in OTHERS.items()}
+    columns["all"] = lambda device: f"{sum(held[device].values()) / scale:.{digits}f}"
     if limits is None:
         unit = "saved tensors of a stage for one microbatch"
+    else:
+        if wide():  # a narrow terminal has no column of the limit, to which "used" is relative
+            columns["limit"] = lambda device: f"{limits[device] / scale:.{digits}f}"
+        columns["used"] = lambda device: share_text(sum(held[device].values()), limits[device])
+    columns["peak at"] = lambda device: result.peak_actions[device] or "–"
     title = f"Memory at each device's peak, in {unit}, messages included"
-    # A narrow terminal has no column of the limit, to which "used" is relative.
-    limit = () if not limits else ("limit", "used") if wide() else ("used",)
-    print_table(title, ("device", *columns, "all", *limit, "peak at"), rows)
+    print_records(f"Devices. {title}" if more else title, range(result.plan.devices), columns)

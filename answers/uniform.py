@@ -15,7 +15,7 @@ from ..core.costs.costs import StageCosts
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
 from ..core.schedules.registry import find_family, resident_families
-from ..core.schedules.scored import Scored, candidate_schedules, exceeds, frontier, score
+from ..core.schedules.scored import Scored, candidate_schedules, exceeds, frontier, peak_of, score
 from ..core.wording import counted
 from .options import declared
 
@@ -268,6 +268,21 @@ def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) ->
     from ..core.search.find_schedule import find_schedule  # imported here: compiled code takes a second to load
 
     return find_schedule(problems, resident_families(), **given)
+
+
+def figures(scored: Scored) -> dict[str, Any]:
+    """A schedule's time and memory as plain data, with the names of ``--json`` in all commands and in the explorer."""
+    result = scored.result
+    return {
+        "schedule": scored.schedule.name,
+        "chunks": scored.problem.chunks,
+        "makespan": result.makespan,
+        "bubble_ratio": result.bubble_ratio,
+        "stage_span": result.stage_span,
+        "stage_span_bubble_ratio": result.stage_span_bubble_ratio,
+        "peak_memory": peak_of(scored),
+        **({} if scored.bound is None else {"lower_bound": scored.bound, "gap": scored.gap}),
+    }
 
 
 def frontier_of(family: ScheduleFamily, problems: Iterable[ScheduleProblem]) -> list[tuple[Mapping[str, Any], Scored]]:

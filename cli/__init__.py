@@ -68,15 +68,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
+_NUMBER_RULES = {
+    "valid integer": "a whole number",
+    "valid (?:number|float)": "a number",
+    r"greater than or equal to (\S+)": "at least {}",
+    r"less than or equal to (\S+)": "at most {}",
+}
+"""What pydantic writes about a wrong number, and what to give."""
+
+
 def _flag_message(message: str, given: Sequence[str]) -> str:
     """The message of wrong flags, with the value of a number, which pydantic's text lacks."""
-    found = re.search(r"'(--[\w-]+)'.*valid (integer|number|float)", message)
-    if found is None:
-        return message.replace("Value error, ", "")
-    option, kind = found.groups()
-    words = [part for word in given for part in word.split("=", 1)]
-    value = words[words.index(option) + 1] if option in words[:-1] else ""
-    return f"{option} is '{value}': give {'a whole number' if kind == 'integer' else 'a number'}"
+    for rule, wanted in _NUMBER_RULES.items():
+        if found := re.search(rf"'(--[\w-]+)'.*{rule}", message):
+            option, *limit = found.groups()
+            words = [part for word in given for part in word.split("=", 1)]
+            value = words[words.index(option) + 1] if option in words[:-1] else ""
+            return f"{option} is '{value}': give {wanted.format(*limit)}"
+    return message.replace("Value error, ", "")
 
 
 def _application(chosen: str | None) -> typer.Typer:

@@ -13,7 +13,7 @@ from ..core.trace.compare import TOTAL, Comparison, KindSummary, Offset, Transfe
 from ..core.trace.compare import compare as compare_traces
 from ..core.trace.perfetto_reader import read_trace
 from ..core.validation.structure import check_structure
-from ..core.wording import counted
+from ..core.wording import counted, signed_percent
 
 SHOWN = 5
 """Most single differences that are printed; ``--json`` has all."""
@@ -66,7 +66,7 @@ def compare(
 
 def _print(comparison: Comparison) -> None:
     step, bubbles = comparison.step, comparison.bubbles
-    error = "–" if step.error is None else f"{step.error:+.1%}"
+    error = "–" if step.error is None else signed_percent(step.error)
     print(f"Step: predicted {seconds_text(step.predicted)}, measured {seconds_text(step.measured)}, error {error}")
     print_records(
         "Durations by kind", comparison.kinds,
@@ -78,7 +78,7 @@ def _print(comparison: Comparison) -> None:
         {"device": lambda each: str(each.device), "predicted": "compute.predicted s", "measured": "compute.measured s",
          "error": "compute.error ±%", "bubble predicted": lambda each: f"{bubbles[each.device].predicted:.1%}",
          "bubble measured": lambda each: f"{bubbles[each.device].measured:.1%}",
-         "points": lambda each: f"{(bubbles[each.device].predicted - bubbles[each.device].measured) * 100:+.1f}"},
+         "points": lambda each: signed_percent(bubbles[each.device].predicted - bubbles[each.device].measured)[:-1]},
     )  # fmt: skip
     print_records(
         "Largest errors", worst_actions(comparison, SHOWN),
@@ -110,7 +110,7 @@ def _moved(each: TransferSummary) -> str:
     moved = each.moved
     if moved is None:
         return "–"
-    return f"{'–' if moved.bias is None else f'{moved.bias:+.1%}'}, worst {_worst(moved)}"
+    return f"{'–' if moved.bias is None else signed_percent(moved.bias)}, worst {_worst(moved)}"
 
 
 def _offset(off: Offset) -> str:
@@ -121,11 +121,11 @@ def _worst(kind: KindSummary) -> str:
     """The worst relative error, with its size in seconds."""
     if kind.worst_error is None or kind.worst_off_s is None:
         return "–"
-    return f"{kind.worst_error:+.1%} ({_signed_seconds(kind.worst_off_s)})"
+    return f"{signed_percent(kind.worst_error)} ({_signed_seconds(kind.worst_off_s)})" if kind.worst_off_s else "0.0%"
 
 
 def _signed_seconds(value: float) -> str:
-    return f"{'+' if value >= 0 else '-'}{seconds_text(abs(value))}"
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{seconds_text(abs(value))}"
 
 
 def _print_differences(comparison: Comparison) -> None:

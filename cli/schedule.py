@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..answers.options import argument, json_flag, option, takes
 from ..answers.output import check_writable, note, print_json, print_table
-from ..answers.uniform import UniformStages, build_schedule, numbers
+from ..answers.uniform import UniformStages, build_schedule, figures, numbers
 from ..core.actions import Action, Kind
 from ..core.errors import naming
 from ..core.files.write import write_text
@@ -80,18 +80,12 @@ def schedule(
 def _answer(scored: Scored) -> dict[str, Any]:
     result, problem = scored.result, scored.problem
     return {
-        "schedule": scored.schedule.name,
+        **figures(scored),
         "devices": problem.devices,
         "microbatches": problem.microbatches,
-        "chunks": problem.chunks,
-        "makespan": result.makespan,
-        "stage_span": result.stage_span,
-        "bubble_ratio": result.bubble_ratio,
-        "stage_span_bubble_ratio": result.stage_span_bubble_ratio,
         "peak_memory": [peak / problem.chunks for peak in result.peak_memory],
         "busy": list(result.busy),
         "evaluations": scored.evaluations,
-        **({} if scored.bound is None else {"lower_bound": scored.bound, "gap": scored.gap}),
         "placement": list(scored.schedule.placement),
         "device_actions": [[str(action) for action in actions] for actions in scored.schedule.device_actions],
         **({"offload": dict(scored.schedule.offload)} if scored.schedule.offload else {}),

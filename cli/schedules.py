@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..answers.options import flag, json_flag, option, takes
-from ..answers.output import note, print_json, print_table
-from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, check_search, frontier_of, run_search
+from ..answers.output import note, print_json, print_records
+from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, check_search, figures, frontier_of, run_search
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.meaning import short_name
 from ..core.schedules.problem import ScheduleProblem
@@ -47,12 +47,17 @@ def schedules(
         raise InfeasibleError(
             f"no schedule holds at most {limit:g} on each device: raise --memory-limit, or leave it out"
         )
-    best = frontier(found)
+    best = {id(scored) for scored in frontier(found)}
     found.sort(key=lambda scored: (peak_of(scored), scored.result.makespan))
     if json:
-        print_json({"schedules": [_answer(scored, any(scored is other for other in best)) for scored in found]})
-    else:
-        _show(found, best)
+        print_json({"schedules": [{**figures(scored), "on_frontier": id(scored) in best} for scored in found]})
+        return
+    print_records(
+        "", found,
+        {"schedule": lambda scored: short_name(scored.schedule.name),
+         "best": lambda scored: "★" if id(scored) in best else "", "chunks": "problem.chunks", "peak memory": peak_of,
+         "makespan": "result.makespan", "bubble": "result.bubble_ratio %"},
+    )  # fmt: skip
 
 
 def _searched(
@@ -74,33 +79,3 @@ def _searched(
         if all(best.schedule.name != scored.schedule.name for scored in named):
             found.append(best)
     return found
-
-
-def _answer(scored: Scored, best: bool) -> dict[str, Any]:
-    result = scored.result
-    return {
-        "schedule": scored.schedule.name,
-        "chunks": scored.problem.chunks,
-        "peak_memory": peak_of(scored),
-        "makespan": result.makespan,
-        "bubble_ratio": result.bubble_ratio,
-        "stage_span": result.stage_span,
-        "stage_span_bubble_ratio": result.stage_span_bubble_ratio,
-        "on_frontier": best,
-        **({} if scored.bound is None else {"lower_bound": scored.bound, "gap": scored.gap}),
-    }
-
-
-def _show(found: Sequence[Scored], best: Sequence[Scored]) -> None:
-    rows = [
-        (
-            short_name(scored.schedule.name),
-            "★" if any(scored is other for other in best) else "",
-            scored.problem.chunks,
-            peak_of(scored),
-            scored.result.makespan,
-            f"{scored.result.bubble_ratio:.1%}",
-        )
-        for scored in found
-    ]
-    print_table("", ("schedule", "best", "chunks", "peak memory", "makespan", "bubble"), rows)

@@ -17,7 +17,7 @@ from ..answers.output import (
     share_text,
 )
 from ..answers.plan_files import PlanFile, read_plan_or_schedule
-from ..answers.step_tables import idle_answer, idle_of, print_idle, print_memory
+from ..answers.step_tables import idle_of, print_devices, print_idle
 from ..answers.uniform import equal_stages, uniform_times
 from ..core.cluster.catalog.find import find_cluster
 from ..core.cluster.cluster import Cluster, fully_connected
@@ -29,6 +29,7 @@ from ..core.files.write import write_text
 from ..core.lowering.derive import forward_only
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
+from ..core.report.data import ReportFacts, idle_data
 from ..core.schedules.meaning import short_name
 from ..core.timing.idle import IdleTime
 from ..core.validation.interval import interval_of, interval_text
@@ -108,7 +109,6 @@ def simulate(
         write_text(trace, trace_json(result.trace))
         note(f"written to {trace}")
     if report is not None:
-        from ..core.report.data import ReportFacts
         from ..core.report.page import report_html
 
         facts = ReportFacts(idle=idle, kept=result.kept)
@@ -173,7 +173,7 @@ def _answer(result: "SimulationResult", idle: IdleTime) -> dict[str, Any]:
         "hosts": as_plain(result.hosts),
         "kept": as_plain(result.kept),
         "host_copies": [{**as_plain(use), "bytes_per_s": use.bytes_per_s} for use in result.host_copies],
-        "idle": idle_answer(idle),
+        "idle": idle_data(idle),
     }
 
 
@@ -188,7 +188,7 @@ def _print(result: "SimulationResult", idle: IdleTime, limits: Sequence[int] | N
     if limits is None:
         print("Stages are equal: F, I and W of a device take 1 s each where no option sets another time.")
     _print_bubbles(result)
-    print_memory(result, limits)
+    print_devices(result, limits)
     _print_hosts(result)
     if limits is not None:  # links of a schedule file have no rate
         _print_links(result)

@@ -10,6 +10,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else plural}"
 
 
+def signed_percent(share: float) -> str:
+    """A difference as a share: ``+1.2%``; ``0.0%`` without a sign."""
+    text = f"{share:+.1%}"
+    return "0.0%" if text[1:] == "0.0%" else text
+
+
 def first_of(names: Sequence[str], shown: int = 1) -> str:
     """The first of several names and the number of the others: ``wte.weight and 3 more``."""
     more = len(names) - shown
@@ -47,7 +53,7 @@ def nearest(name: str, known: Iterable[str], listing: str = "") -> str:
     """
     names = {other.casefold(): other for other in known}
     same = [other for other in names.values() if letters_of(other) == letters_of(name)]
-    if same and name.casefold() not in names:
+    if same:
         return f"did you mean {_any_of(same)}"
     close = difflib.get_close_matches(name.casefold(), names, n=4, cutoff=0.5)
     if close:

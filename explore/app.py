@@ -42,6 +42,7 @@ from ..core.report.chart.topology import topology_svg
 from . import uniform_answers
 from .page import explorer_html
 from .question import (
+    END,
     REQUEST_LIMITS,
     FileQuestion,
     PlanQuestion,
@@ -213,6 +214,7 @@ def _stream(lines: AsyncGenerator[dict[str, Any], None]) -> Response:
                     yield json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
         except PanpipeError as error:
             yield json.dumps({"error": str(error)}) + "\n"
+        yield json.dumps(END) + "\n"
 
     return StreamingResponse(texts(), media_type="application/x-ndjson", headers=HEADERS)
 

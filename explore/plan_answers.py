@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ..answers.output import bytes_text, seconds_text
+from ..answers.output import seconds_text
 from ..answers.plan.answer import PlanAnswer
 from ..answers.plan.infeasible import InfeasibleAnswer
 from ..answers.plan.planning import plan_answer, plan_request
@@ -156,7 +156,5 @@ def _point(question: PlanQuestion, plan: Plan, family: str) -> dict[str, Any]:
         "memory": max(prediction.peak_memory_bytes),
         "time": prediction.step_s,
         "bubble": prediction.bubble_ratio,
-        "stages": len(plan.stages),
-        "words": f"{seconds_text(prediction.step_s)}, {bytes_text(max(prediction.peak_memory_bytes))}",
         "question": plain_question(question),
     }

@@ -189,6 +189,10 @@ class Report(Protocol):
     def __call__(self, **line: Any) -> None: ...
 
 
+END = {"end": True}
+"""The last line of a stream to the page: without it an answer was cut off."""
+
+
 def progress(text: str, done: int = 0, of: int = 0) -> dict[str, Any]:
     """A line on how far a job is; ``of`` is 0 if that is not known."""
     return {"progress": {"text": text, "done": done, "of": of}}

@@ -14,7 +14,7 @@ from ..core.errors import InfeasibleError, RequestError
 from ..core.files.write import write_text
 from ..core.schedules.registry import resident_families
 from .page import explorer_html
-from .question import UniformQuestion, plain_question
+from .question import END, UniformQuestion, plain_question
 from .results import Results
 from .uniform_answers import answer, point_of, scored_of, why_not_faster
 
@@ -44,7 +44,7 @@ def write_explorer(folder: Path, devices: Sequence[int] = DEVICES, microbatches:
 
 
 def _write(folder: Path, name: str, lines: list[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
+    text = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in (*lines, END))
     write_text(folder / "answers" / f"{name}.jsonl", text)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve
 
 from ..answers.plan_files import plan_of_order
-from ..answers.uniform import CHUNKS_TO_TRY, build_schedule, frontier_of
+from ..answers.uniform import CHUNKS_TO_TRY, build_schedule, figures, frontier_of
 from ..core.errors import InfeasibleError
 from ..core.plan.plan import MemoryPolicy, Plan
 from ..core.report.data import idle_data
@@ -59,15 +59,9 @@ def answered(question: UniformQuestion) -> dict[str, Any]:
 
 def answer(question: UniformQuestion, scored: Scored, misfit: str = "") -> dict[str, Any]:
     """The data of the page: the report, the figures of ``panpipe schedule --json``, and the command line."""
-    result = scored.result
     return {
         "report": schedule_data(scored),
-        "figures": {
-            "makespan": result.makespan,
-            "bubble_ratio": result.bubble_ratio,
-            "stage_span_bubble_ratio": result.stage_span_bubble_ratio,
-            "peak_memory": peak_of(scored),
-        },
+        "figures": figures(scored),
         "misfit": misfit,
         "command": question.command,
     }

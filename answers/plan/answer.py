@@ -13,13 +13,14 @@ from ...core.documents import as_plain
 from ...core.plan.plan import Plan, Prediction
 from ...core.plan.wording import plan_size
 from ...core.policies.sharding import SHARED
+from ...core.report.data import idle_data
 from ...core.schedules.meaning import meaning_of, short_name
 from ...core.timing.idle import IdleTime
 from ...core.trace.throughput import StepTotals, Throughput, throughput
 from ...core.validation.interval import interval_text
-from ...core.wording import counted
+from ...core.wording import counted, signed_percent
 from ..output import bytes_text, print_records, seconds_text, share_text, wide
-from ..step_tables import idle_answer, idle_of, print_idle, print_memory
+from ..step_tables import idle_of, print_devices, print_idle
 
 if TYPE_CHECKING:
     from ...simulators.result import SimulationResult
@@ -52,7 +53,7 @@ class PlanAnswer:
 
     @property
     def prediction(self) -> Prediction:
-        return _prediction(self.plan)
+        return self.plan.predicted
 
     @cached_property
     def run(self) -> "SimulationResult":
@@ -78,7 +79,7 @@ class PlanAnswer:
             "memory_limit_bytes": list(self.limits),
             "memory_at_peak_bytes": list(self.run.memory_at_peak),
             "throughput": as_plain(self.rates),
-            "idle": idle_answer(self.idle),
+            "idle": idle_data(self.idle),
             "runners_up": [plain_plan(other) for other in self.others],
             "fewer_devices": None if self.fewer is None else _plain_fewer(self.fewer),
         }
@@ -96,7 +97,7 @@ class PlanAnswer:
         if (advice := data_parallel_advice(plan, self.limits)) is not None:
             print(advice)
         if self.fewer is not None:
-            fewer, step = self.fewer.devices, seconds_text(_prediction(self.fewer).step_s)
+            fewer, step = self.fewer.devices, seconds_text(self.fewer.predicted.step_s)
             print(
                 f"{fewer} of the {plan.devices} devices alone are faster: {step} a step; plan for a cluster of {fewer}"
             )
@@ -115,7 +116,6 @@ class PlanAnswer:
             print(f"Exchanges of {ranks} ranks: {reduction_share(plan):.1%} of the time of F, B, I and W")
         self._show_stages()
         self._show_devices()
-        print_memory(self.run, self.limits)
         if abs(self.run.step_s - prediction.step_s) > NOTICEABLE * prediction.step_s:
             print(
                 f"\nIn the simulator, where transfers share links, the step takes {seconds_text(self.run.step_s)}; "
@@ -131,10 +131,10 @@ class PlanAnswer:
             "The fastest plan, and slower ones with less memory", list(enumerate((self.plan, *self.others), start=1)),
             {"plan": lambda each: str(each[0]), "schedule": lambda each: short_name(each[1].schedule),
              "stages": lambda each: len(each[1].stages),
-             "step": lambda each: seconds_text(_prediction(each[1]).step_s),
-             "slower": lambda each: f"{_prediction(each[1]).step_s / best_s - 1:+.1%}" if best_s else "–",
+             "step": lambda each: seconds_text(each[1].predicted.step_s),
+             "slower": lambda each: signed_percent(each[1].predicted.step_s / best_s - 1) if best_s else "–",
              "fullest device": lambda each: bytes_text(_fullest(each[1])),
-             "memory": lambda each: f"{_fullest(each[1]) / least - 1:+.1%}"}, texts=("schedule",),
+             "memory": lambda each: signed_percent(_fullest(each[1]) / least - 1)}, texts=("schedule",),
         )  # fmt: skip
 
     def _show_stages(self) -> None:
@@ -156,29 +156,22 @@ class PlanAnswer:
         print_records(title, self.plan.stages, columns, texts=("modules",))
 
     def _show_devices(self) -> None:
-        plan, run, costs = self.plan, self.run, self.prediction.costs
+        plan, costs = self.plan, self.prediction.costs
         names = [self.prediction.cluster.devices[number].name for number in plan.mesh.cluster_devices]
 
         def busy(device: int) -> str:
             own = plan.microbatches * sum(compute_s(costs[stage.index]) for stage in plan.stages_on(device))
             return share_text(own, self.prediction.step_s)
 
-        def most(of_each: Sequence[float], device: int) -> float:  # of all replicas
-            return max(of_each[device :: plan.devices])
-
-        print_records(
-            "Devices", range(len(self.limits[: plan.devices])),
+        print_devices(
+            self.run, self.limits,
             {"device": lambda d: f"{d} {names[d]}",
-             "stages": lambda d: " ".join(str(stage.index) for stage in plan.stages_on(d)), "busy": busy,
-             "peak saved": lambda d: bytes_text(most(run.peak_saved_bytes, d)),
-             "peak memory": lambda d: bytes_text(most(run.peak_memory_bytes, d)),
-             "limit": lambda d: bytes_text(self.limits[d]),
-             "used": lambda d: share_text(most(run.peak_memory_bytes, d), self.limits[d])},
+             "stages": lambda d: " ".join(str(stage.index) for stage in plan.stages_on(d)), "busy": busy},
         )  # fmt: skip
 
 
 def _fullest(plan: Plan) -> float:
-    return max(_prediction(plan).peak_memory_bytes)
+    return max(plan.predicted.peak_memory_bytes)
 
 
 def data_parallel_advice(plan: Plan, limits: Sequence[float]) -> str | None:
@@ -220,7 +213,7 @@ def _shard_text(plan: Plan) -> str:
 
 def plain_plan(plan: Plan) -> dict[str, Any]:
     """Everything needed to evaluate a plan again."""
-    prediction = _prediction(plan)
+    prediction = plan.predicted
     modules = module_ranges([stage.nodes for stage in plan.stages])
     return {
         "stages": [
@@ -262,23 +255,18 @@ def _plain_ranks(plan: Plan) -> dict[str, Any]:
 
 def reduction_share(plan: Plan) -> float:
     """Time of the exchanges of a stage's ranks ÷ time of F and B, over all stages, without contention."""
-    costs = _prediction(plan).costs
+    costs = plan.predicted.costs
     reduced_s = sum(sum(cost.reductions.seconds) for cost in costs if cost.reductions)
     return reduced_s / max(sum(map(compute_s, costs)), 1e-300)
 
 
 def _plain_fewer(plan: Plan) -> dict[str, Any]:
-    return {"devices": plan.devices, "step_s": _prediction(plan).step_s, "schedule": plan.schedule}
-
-
-def _prediction(plan: Plan) -> Prediction:
-    assert plan.prediction is not None  # the planner always adds one
-    return plan.prediction
+    return {"devices": plan.devices, "step_s": plan.predicted.step_s, "schedule": plan.schedule}
 
 
 def efficiency(plan: Plan) -> float:
     """Σ compute ÷ (devices × predicted step); compute is F, I and W of all operators and microbatches."""
-    prediction = _prediction(plan)
+    prediction = plan.predicted
     total_s = plan.microbatches * sum(compute_s(cost) for cost in prediction.costs)
     return ratios.efficiency(total_s, plan.devices, prediction.step_s)
 

@@ -36,8 +36,8 @@ class PlanOptions:
         "a language model of transformers. Costs are derived from the devices' descriptions; for cpu:N the operators "
         "are timed on this host.", metavar="MODULE:FACTORY|NAME|FILE",
     )  # fmt: skip
-    batch: int | None = declared("Samples of a bundled model's step; one for each microbatch if not given.")
-    sequence: int | None = declared("Tokens of a sample of a bundled model; as published if not given.")
+    batch: int | None = declared("Samples of a bundled model's step; one for each microbatch if not given.", least=1)
+    sequence: int | None = declared("Tokens of a sample of a bundled model; as published if not given.", least=2)
     dtype: str | None = declared(
         "Data type of training: fp32, tf32, bf16, fp16, or fp8 for products of layers in 16 bit; the model's own if "
         "not given."
@@ -103,7 +103,7 @@ class PlanOptions:
     )  # fmt: skip
     host_memory: float | None = declared(
         "Saved tensors that each host may hold, as --memory-limit; by default what the cluster file says.",
-        metavar="SIZE", parser=lambda text: byte_size("--host-memory", text),
+        metavar="SIZE", parser=str,
     )  # fmt: skip
     schedule: str = declared(
         "Search cuts for this schedule only; auto searches over all schedules, and over orders derived from them.",
@@ -129,10 +129,10 @@ class PlanOptions:
 
     def __attrs_post_init__(self) -> None:
         check_declared(self)
-        given: Any = self.memory_limit
-        limit = byte_size("--memory-limit", given, isinstance(given, str) and self.model is not None)
-        object.__setattr__(self, "memory_limit", limit)
-        byte_size("--host-memory", self.host_memory)
+        for name in ("memory_limit", "host_memory"):
+            given: Any = getattr(self, name)
+            option = f"--{name.replace('_', '-')}"
+            object.__setattr__(self, name, byte_size(option, given, isinstance(given, str) and self.model is not None))
 
     @property
     def every(self) -> int | None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ...core.arguments import byte_size
 from ...core.cluster.catalog.find import CPU, find_cluster
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.mesh import least_by_position
@@ -219,10 +218,9 @@ def _boundaries(options: PlanOptions, usual: bool) -> str:
 
 def _with_host_memory(machine: Cluster, limit: float | None) -> Cluster:
     """The cluster with a limit on what each of its hosts may hold."""
-    found = byte_size("--host-memory", limit)
-    if found is None:
+    if limit is None:
         return machine
-    hubs = (evolve(hub, memory_bytes=int(found)) if hub.kind == "host" else hub for hub in machine.hubs)
+    hubs = (evolve(hub, memory_bytes=int(limit)) if hub.kind == "host" else hub for hub in machine.hubs)
     return evolve(machine, hubs=tuple(hubs))
 
 

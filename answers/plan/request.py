@@ -207,8 +207,8 @@ class PlanRequest:
         """Compute the costs and compile the search; neither counts towards the time limit of the search."""
         from ...core.search.compiling import compile_ahead
 
+        _ = self.costs  # first, because the model may be wrong, and compiling takes longer
         compile_ahead(note)
-        _ = self.costs
 
     def alone(self, devices: int, allowance: Allowance) -> Plan:
         """The best plan that uses only the first ``devices`` devices.

@@ -3,11 +3,9 @@ Times in seconds to the nanosecond, memory in bytes.
 """
 
 import math
-import re
 import statistics
 from collections.abc import Sequence
 from enum import StrEnum
-from itertools import groupby
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -142,14 +140,20 @@ def _summary(plan: Plan) -> str:
 
 
 def idle_data(idle: IdleTime) -> dict[str, Any]:
-    """The idle time by cause, as plain data for the page."""
+    """The idle time by cause, as plain data for pages and ``--json``; shares are of the step."""
+    step_s = idle.step_s or 1.0
     return {
-        "step": idle.step_s,
-        "compute": idle.compute_s,
+        "step_s": idle.step_s,
+        "compute_s": idle.compute_s,
+        "idle_s": idle.idle_s,
+        "idle_share": idle.idle_s / step_s,
         "causes": [
-            {"name": cause, "words": CAUSES[cause], "seconds": seconds} for cause, seconds in idle.causes.items()
+            {"cause": cause, "what": CAUSES[cause], "seconds": seconds, "share": seconds / step_s}
+            for cause, seconds in idle.causes.items()
         ],
-        "contention": [{"link": link, "seconds": seconds} for link, seconds in idle.by_link.items()],
+        "contention_by_link": [
+            {"link": link, "seconds": seconds, "share": seconds / step_s} for link, seconds in idle.by_link.items()
+        ],
     }
 
 
@@ -319,7 +323,6 @@ def _plan(plan: Plan) -> dict[str, Any]:
             "device": stage.device,
             "modules": modules[stage.index],
             "operators": len(stage.nodes),
-            "groups": [{"name": name, "count": count} for name, count in condensed(stage.nodes)],
             "parameters": len(stage.parameters),
             "parameterBytes": costs[stage.index].parameter_bytes if costs else None,
             "savedBytes": costs[stage.index].saved_bytes if costs else None,
@@ -371,39 +374,3 @@ def _hosts(plan: Plan | None, traces: Sequence[Trace]) -> list[dict[str, Any]]:
         own["devices"].append(device)
         own["arena"] += host_slots(plan, device % plan.devices).bytes
     return list(found.values())
-
-
-MOST = 8
-"""Most lines for one stage."""
-
-
-def condensed(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Neighbouring operators joined by module, with their counts: the deepest modules that give at most ``MOST`` lines.
-
-    Modules that differ only in one number, such as ``h.3`` and ``h.4``, become one line ``h.3–4``.
-    """
-    paths = [re.split(r"[./]", name.lstrip("/")) for name in names]
-    lines: list[tuple[str, int]] = []
-    for depth in range(max((len(path) for path in paths), default=0), 0, -1):
-        groups = [(".".join(key), len(list(group))) for key, group in groupby(path[:depth] for path in paths)]
-        lines = _runs(groups)
-        if len(lines) <= MOST:
-            return lines
-    rest = lines[MOST - 1 :]
-    return [*lines[: MOST - 1], (f"… {len(rest)} more", sum(count for _, count in rest))] if rest else lines
-
-
-def _runs(groups: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Join neighbours whose names end in consecutive numbers."""
-    lines: list[tuple[str, int, int, int]] = []
-    for name, count in groups:
-        match = re.fullmatch(r"(.*?)(\d+)", name)
-        stem, number = (match[1], int(match[2])) if match else (name, -1)
-        if match and lines and lines[-1][0] == stem and lines[-1][2] == number - 1:
-            lines[-1] = (stem, lines[-1][1], number, lines[-1][3] + count)
-        else:
-            lines.append((stem, number, number, count))
-    return [
-        (stem if first < 0 else f"{stem}{first}" if first == last else f"{stem}{first}–{last}", count)
-        for stem, first, last, count in lines
-    ]

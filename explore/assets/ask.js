@@ -1,6 +1,7 @@
 // Questions to the server, which answers in lines of JSON.
 
-const CUT_OFF = "its answer was cut off; ask again, or start panpipe explore again";
+const CUT_OFF = "The server's answer was cut off: ask again, or start panpipe explore again.";
+const failure = (error) => (error.message === CUT_OFF ? CUT_OFF : `The server does not answer: ${error.message}`);
 
 // Without a server answers are files, for the questions of a grid.
 function answerFile(path, question) {
@@ -16,21 +17,25 @@ async function ask(path, body, signal) {
   return response;
 }
 
-// Calls ``each`` with every line of the answer, which ends with a line break. Aborting the signal cancels the work.
+// Calls ``each`` with every line of the answer but its last, which marks the end. Aborting the signal cancels the work.
 async function askLines(path, body, signal, each) {
   const response = await ask(path, body, signal);
   const reader = response.body.getReader();
   const decoder = new TextDecoder();
   let rest = "";
+  let ended = false;
   for (;;) {
     const { value, done } = await reader.read();
     rest += decoder.decode(value ?? new Uint8Array(), { stream: !done });
     const lines = rest.split("\n");
     rest = lines.pop();
-    for (const line of lines) if (line) each(JSON.parse(line));
+    for (const line of lines.map((text) => JSON.parse(text))) {
+      if (line.end) ended = true;
+      else each(line);
+    }
     if (done) break;
   }
-  if (rest) throw new Error(CUT_OFF);
+  if (!ended) throw new Error(CUT_OFF);
 }
 
 async function save(body) {

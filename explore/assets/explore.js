@@ -71,17 +71,12 @@ async function run(side, question) {
   const running = side.running = new AbortController();
   side.quick = quick;
   side.root.classList.toggle("stale", !quick);
-  let ended = false;
   if (!quick) showProgress({ text: "waiting for the answer" });
   try {
     showError("");
-    await askLines("api/answer", { question, run_code: question.model }, running.signal, (line) => {
-      ended ||= Boolean(line.answer || line.error);
-      received(side, question, line);
-    });
-    if (!ended) throw new Error(CUT_OFF);
+    await askLines("api/answer", { question, run_code: question.model }, running.signal, (line) => received(side, question, line));
   } catch (error) {
-    if (error.name !== "AbortError") refuse(`The server does not answer: ${error.message}`, side);
+    if (error.name !== "AbortError") refuse(failure(error), side);
   }
   if (side.running !== running) return;
   side.running = null;
@@ -97,7 +92,7 @@ async function askOnce(path, body) {
   try {
     return await (await ask(path, body)).json();
   } catch (error) {
-    showError(`The server does not answer: ${error.message}`);
+    showError(failure(error));
     return {};
   }
 }
@@ -185,7 +180,7 @@ async function askPoints(question) {
     pointsOf.complete = true;
     drawPoints();
   } catch (error) {
-    if (error.name !== "AbortError") showError(`The server does not answer: ${error.message}`);
+    if (error.name !== "AbortError") showError(failure(error));
   }
 }
 
@@ -295,9 +290,15 @@ window.addEventListener("popstate", async () => {
   for (const side of Object.values(sides)) if (!state[side.name]) [side.stop(), side.clear()];
   showForm(complete(state[state.side]), change);
   showError("");
+  showProgress(null);
   drawCluster();
   for (const side of Object.values(sides)) {
-    if (state[side.name] && !sameQuestion(side.shown, state[side.name])) await runOrOffer(side, state[side.name]);
+    if (!state[side.name]) continue;
+    if (sameQuestion(side.shown, state[side.name])) { // its answer is here: no other one is wanted
+      side.stop();
+      side.question = side.shown;
+      askSlowAnswers(side);
+    } else await runOrOffer(side, state[side.name]);
   }
   arrange();
 });

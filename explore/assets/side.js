@@ -42,5 +42,6 @@ class Side {
     this.running?.abort();
     this.running = this.question = null;
     this.again = false;
+    this.root.classList.remove("stale");
   }
 }

@@ -83,9 +83,9 @@ def test_trace_and_report_have_links_and_idle_causes(plan_file, tmp_path, capsys
     check_chrome(json.loads(trace.read_text(encoding="utf-8")))
     data = Page(report.read_text(encoding="utf-8")).data
     assert [link["name"] for link in data["links"]] == ["device0 → device1", "device1 → device0"]
-    assert data["idle"]["step"] == simulate(PLAN).step_s
+    assert data["idle"]["step_s"] == simulate(PLAN).step_s
     assert main(["compare", str(trace), str(trace)]) == 0
-    assert "error +0.0%" in capsys.readouterr().out
+    assert "error 0.0%" in capsys.readouterr().out
 
 
 def test_plan_for_more_devices_than_the_cluster_is_refused(tmp_path, capsys):

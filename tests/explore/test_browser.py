@@ -143,11 +143,12 @@ def test_bad_input_gets_a_sentence_and_no_answer_to_another_question(page, addre
     page.locator("input[name=devices-number]").fill("6")
     page.locator("input[name=devices-number]").blur()
     page.locator("[data-memory='predicted 5']").wait_for()
-    page.evaluate(
-        "() => { window.fetch = async () => new Response('{\"progress\"', { headers: { 'Content-Type': 'text/x' } }); }"
-    )
+    cut_off = """() => {
+        window.fetch = async () => new Response('{"progress":{}}\\n', { headers: { 'Content-Type': 'text/x' } });
+    }"""
+    page.evaluate(cut_off)
     page.locator("select[name=schedule]").select_option("gpipe")
-    page.get_by_text("its answer was cut off").wait_for()
+    page.get_by_text("The server's answer was cut off").wait_for()
     assert page.locator("h1").count() == 0
 
 

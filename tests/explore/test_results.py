@@ -32,7 +32,7 @@ def test_plan_with_its_measured_trace_is_compared(files):
     report = results.answer(0)["report"]
     assert [trace["name"] for trace in report["traces"]] == ["predicted", "measured"]
     assert report["comparison"]["same_plan"]
-    assert report["idle"]["step"] > 0
+    assert report["idle"]["step_s"] > 0
     assert report["plan"]["stages"][0]["names"]
     assert results.file(0, "report").text.startswith("<!doctype html>")
     assert results.file(0, "svg").text.startswith("<svg")

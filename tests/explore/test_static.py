@@ -19,4 +19,5 @@ def test_every_choice_of_the_page_has_a_file_with_the_answer_of_the_command(tmp_
     first = json.loads((tmp_path / "answers" / "1f1b-2-4.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert first["answer"]["figures"]["makespan"] == json.loads(capsys.readouterr().out)["makespan"]
     points = (tmp_path / "answers" / "points-2-4.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(points.pop()) == {"end": True}
     assert {json.loads(line)["point"]["family"] for line in points} >= {"1f1b", "gpipe", "zb-v"}

@@ -49,7 +49,7 @@ def find_cluster(name: str | Path) -> Cluster:
     match = CPU.fullmatch(text)
     if match is None and text.startswith(("cpu:", "local:")):
         raise RequestError(
-            f"cluster '{short(text)}' has no number of workers of at most 7 digits: write cpu:N, such as cpu:2 for two "
+            f"cluster {short(text)} has no number of workers of at most 7 digits: write cpu:N, such as cpu:2 for two "
             "of this host"
         )
     return _workers(int(match[1]), text) if match else named_cluster(catalogue(), text)
@@ -158,7 +158,8 @@ def named_cluster(catalogue: Catalogue, name: str) -> Cluster:
     for group in groups:
         for link in ("nic", "socket_link"):
             if link in group.parameters:
-                catalogue.link(group.parameters[link])
+                with naming(f"{link}={group.parameters[link]} of cluster '{name}'"):
+                    catalogue.link(group.parameters[link])
     return build(catalogue, groups)
 
 
@@ -180,7 +181,8 @@ def _group(catalogue: Catalogue, text: str, name: str) -> Group:
 
 
 def _unknown(catalogue: Catalogue, name: str) -> str:
-    known = [*catalogue.clusters, *catalogue.devices, *(node for node in catalogue.nodes if node != ANY_NODE)]
+    nodes = (node for node in catalogue.nodes if node != ANY_NODE)
+    known = [*catalogue.clusters, *catalogue.devices, *nodes, *catalogue.links]
     hint = nearest(name, dict.fromkeys(known), "panpipe catalog")
     return (
         f"there is no cluster '{name}': {hint}; or write NODESxDEVICESxTYPE as in "

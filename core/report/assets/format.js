@@ -49,7 +49,8 @@ function percent(value) {
 
 function signed(value) {
   if (value === null || value === undefined) return "–";
-  return `${value >= 0 ? "+" : "−"}${(Math.abs(value) * 100).toFixed(1)}${NO_BREAK}%`;
+  const size = (Math.abs(value) * 100).toFixed(1);
+  return `${size === "0.0" ? "" : value > 0 ? "+" : "−"}${size}${NO_BREAK}%`;
 }
 
 function plural(count, word) {

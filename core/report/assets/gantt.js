@@ -117,7 +117,7 @@ function describeEvent(index, other, i) {
       rows.push(["predicted starts off by", off(events.start[i], found.start[j])], ["ends off by", off(events.end[i], found.end[j])]);
     } else {
       const [guess, truth] = measured ? [length, theirs] : [theirs, length];
-      if (truth > 0) rows.push(["error", `${signed(guess / truth - 1)} (${difference(guess - truth)})`]);
+      if (truth > 0) rows.push(["error", guess === truth ? signed(0) : `${signed(guess / truth - 1)} (${difference(guess - truth)})`]);
     }
   } else if (other) rows.push([`not ${other.trace.name}`, ""]);
   return { title: `${kindName(kind)}${batch}`, colour: tone(kind, events.stage[i], null).fill, rows,

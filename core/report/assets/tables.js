@@ -89,7 +89,7 @@ function accuracy() {
   show("accuracy");
   const box = byId("accuracy-tables");
   const share = (value) => (value === null ? "–" : percent(value));
-  const worst = ({ worst_error: error, worst_off_s: off }) => (error === null ? "–" : `${signed(error)} (${difference(off)})`);
+  const worst = ({ worst_error: error, worst_off_s: off }) => (error === null ? "–" : off === 0 ? signed(0) : `${signed(error)} (${difference(off)})`);
   const where = ({ worst: at }) => (at ? `${at.action}, device ${at.device}` : "–");
   box.append(table("Durations", ["kind", "actions", "predicted", "measured", "bias", "median error", "worst error", "worst action"],
     found.kinds.filter((kind) => !isMessage(kind.kind)).map((kind) => [kindCell(kind.kind), String(kind.count),
@@ -107,7 +107,7 @@ function accuracy() {
 }
 
 const isMessage = (kind) => /^(SEND|RECV)/.test(kind);
-const difference = (value) => `${value >= 0 ? "+" : "−"}${seconds(Math.abs(value), 3)}`;
+const difference = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${seconds(Math.abs(value), 3)}`;
 
 // Messages: when they started and ended, and how long they took where the transport reported that.
 function transferTable(transfers) {
@@ -183,8 +183,6 @@ function stageCard(stage, most) {
         element("b", { style: { ...width(stage.backward), background: "var(--kind-b)" } }))));
   }
   card.append(element("p", { class: "modules" }, element("code", {}, stage.modules)));
-  card.append(element("ul", {}, ...stage.groups.map((group) => element("li", {}, element("code", {}, group.name),
-    element("span", {}, String(group.count))))));
   return card;
 }
 

@@ -15,6 +15,7 @@ from ...actions import Kind
 from ...ratios import bubble_ratio
 from ...trace.compare import compare
 from ...trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
+from ...wording import signed_percent
 
 LEFT, RIGHT, TOP, MARGIN = 132.0, 150.0, 104.0, 16.0
 """Pixels around the charts."""
@@ -205,7 +206,7 @@ def _step_text(traces: Sequence[Trace]) -> str:
     compared = compare(*traces)
     text = f"step predicted {compared.step.predicted:.4g} s, measured {compared.step.measured:.4g} s"
     if compared.step.error is not None:
-        text += f": {compared.step.error:+.1%}"
+        text += f": {signed_percent(compared.step.error)}"
     return text
 
 
