@@ -320,7 +320,6 @@ class _Builder:
 
         session.changes.compare(
             contest,
-            options.planning.oracle,
             lambda won: earlier.keep(CachedPlans([won.plan], won.fastest)),
             planning.fitted,
             None if options.run.compiler is not None else rivals,

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.capture.python.refusals import refuse_training_here
-from ..core.costs.message_overhead import MessageTimes
 from ..core.errors import RequestError, warn_caller
 from ..core.logs import set_process
 from ..core.plan.plan import Plan
@@ -33,7 +32,7 @@ from .engine.clocked import Clock
 from .engine.prepared import WEIGHT, Prepared
 from .engine.results import Batch, BatchResult, weight_of
 from .engine.step_data import StepInputs, StepOptions, StepRecord
-from .engine.tracing import measured_trace, message_times
+from .engine.tracing import measured_trace
 from .launch.team import Team
 from .microbatches import BatchCutter, WrittenBatches, naming_difference
 from .monitor.monitors import Monitor
@@ -351,11 +350,6 @@ class Trainer:
         """The trace of all devices for a traced batch; all ranks call this together."""
         self.state.trace = found = done.trace or measured_trace(done.plan, self._gather(done.records))
         return found
-
-    def measured_step(self, done: BatchResult) -> tuple[Trace, MessageTimes]:
-        """The same, and the times that messages took the devices; the trace of the state stays."""
-        records = self._gather(done.records)
-        return measured_trace(done.plan, records), message_times(records)
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:

@@ -1,11 +1,9 @@
-"""The measured trace of a step, and the cost of its messages, from the records of all devices."""
+"""The measured trace of a step, from the records of all devices."""
 
 import itertools
-import statistics
 from collections.abc import Mapping, Sequence
 
 from ...core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Action
-from ...core.costs.message_overhead import MessageTimes
 from ...core.lowering.lowering import lower
 from ...core.lowering.queues import queues_of
 from ...core.plan.kinds import task_kinds
@@ -102,18 +100,3 @@ def _host_memory(record: StepRecord, readers: Mapping[Action, Action]) -> list[t
     changes.sort(key=lambda change: change[0])
     held = itertools.accumulate(size for _, size in changes)
     return [(at, size) for (at, _), size in zip(changes, held, strict=True)]
-
-
-def message_times(records: Sequence[StepRecord]) -> MessageTimes:
-    """The mean time of the calls that send and receive, by bytes.
-
-    The wait for a message does not count: the device is idle then.
-    """
-    sent: dict[int, list[float]] = {}
-    received: dict[int, list[float]] = {}
-    for record in records:
-        for action, _, issued, returned, size in record.events:
-            if action.kind in COMM_KINDS:
-                found = sent if action.kind in SEND_KINDS else received
-                found.setdefault(size, []).append((returned - issued) / 1e9)
-    return MessageTimes(*({size: statistics.fmean(took) for size, took in each.items()} for each in (sent, received)))

@@ -120,7 +120,6 @@ class Contest:
     Attributes:
         candidates: in the order of ``plans``.
         winner: None while the contest runs.
-        done: whether the winner's actions are measured, too.
     """
 
     def __init__(
@@ -130,7 +129,11 @@ class Contest:
         self.move_s, self._order, self._rounds = move_s, order, rounds
         self._present = self.candidates[0]
         self.winner: Candidate | None = None
-        self.done = False
+
+    @property
+    def done(self) -> bool:
+        """Whether there is a winner."""
+        return self.winner is not None
 
     def blocks(self) -> Generator[Sequence[Candidate], Sequence[Turn] | None, None]:
         """Yields the candidates of the next turns, in order. Is sent the turns of those that have not left meanwhile.
@@ -192,8 +195,8 @@ class Contest:
         first, *others = sorted(times[candidate] for candidate in self._left)
         return not others or number > self._rounds or (number == self._rounds and others[0] > (1 + AHEAD) * first)
 
-    def end(self, like: Plan | None = None) -> None:
-        """Choose the winner.
+    def end(self, like: Plan | None = None) -> Candidate:
+        """Choose the winner, and return it.
 
         Args:
             like: a plan whose arrangement the winner has; by default any.
@@ -203,7 +206,7 @@ class Contest:
         times = fastest_steps(left)
         if not times:
             self.winner = left[0]
-            return
+            return left[0]
         fastest_s = min(times.values())
 
         def preferred(candidates: Sequence[Candidate], alike: float) -> list[Candidate]:
@@ -213,7 +216,8 @@ class Contest:
         winner = preferred(left, ALIKE)[0]
         same = [each for each in left if len(each.plan.stages) == len(winner.plan.stages)]
         evener = [each for each in same if each.unevenness < winner.unevenness]
-        self.winner = (preferred(evener, UNEVEN) or [winner])[0]
+        self.winner = winner = (preferred(evener, UNEVEN) or [winner])[0]
+        return winner
 
     def __str__(self) -> str:
         """The result in one line."""

@@ -1,46 +1,27 @@
-"""Runs a contest while a pipeline trains, and then measures the actions of the winner (`contest` has the rules).
+"""Runs a contest while a pipeline trains (`contest` has the rules).
 
 step ──▶ turn of a candidate ──▶ … ──▶ end of a block: times of all ranks ──▶ next block, or the winner
-                                                                                   └──▶ traced steps ──▶ its costs
-
-The measured time of a program is its mean over the microbatches of a step, because a step is a sum, in the step in
-which it is the shortest. The time of a program that did not run changes by the same factor as the rest of its stage's
-backward.
 """
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import evolve
 from torch import Tensor
 
-from ...core.actions import Kind
-from ...core.costs.costs import StageCosts
-from ...core.costs.message_overhead import MessageTimes, shortest, with_message_times
 from ...core.errors import RequestError
 from ...core.logs import LOGGER
 from ...core.plan.plan import Plan
-from ...core.policies.sharding import shards
-from ...core.search import Oracle
-from ...core.search.problem.oracle import with_costs
-from ...core.trace.trace import Trace
 from ..devices.compute import finished_s
 from ..engine.step_data import StepOptions
 from ..trainer import Trainer
 from ..update.update import Ending
 from .contest import Candidate, Contest, Turn, arrangement
 
-TRACED = 3
-"""Steps of the winner whose actions are measured."""
-
-MeasuredStep = tuple[Trace, MessageTimes]
-"""A step of all devices, and the times that its messages took the devices at their ends."""
 Move = Callable[[Plan], bool]
 """Moves stages to where a plan has them, on all ranks together; returns False on all of them if stages must stay."""
 Keep = Callable[[Candidate], None]
-"""Is called with the winner on every rank, whose plan then has a prediction from its measured actions."""
+"""Is called with the winner on every rank."""
 
 
 class TimedSteps:
@@ -106,18 +87,16 @@ class ContestRun:
         trainer: Trainer,
         contest: Contest,
         move: Move,
-        oracle: Oracle,
         keep: Keep,
         fitted: Callable[[Plan], Plan | None] | None = None,
         rivals: Callable[[Plan], Sequence[Plan]] | None = None,
     ) -> None:
         self.contest = contest
-        self._trainer, self._move, self._oracle, self._keep = trainer, move, oracle, keep
+        self._trainer, self._move, self._keep = trainer, move, keep
         self._fitted, self._rivals, self._known = fitted, rivals, {contest.candidates[0]}
         self._blocks = contest.blocks()
         self._block, self._timed = self._fitting(next(self._blocks)), TimedSteps(trainer)
         self._moved_s = 0.0
-        self._steps = list[MeasuredStep]()
 
     def train(self, batch: Any, options: StepOptions) -> Tensor:
         """Train on a batch, by the plan whose turn it is. All ranks call this together.
@@ -126,12 +105,12 @@ class ContestRun:
             The loss, as ``Trainer.train``.
         """
         self._trainer.refuse_closed()
-        if self.contest.winner is None and self._timed.begins():
+        if self._timed.begins():
             if len(self._timed.turns) == len(self._block):
                 self._exchange()
             if self.contest.winner is None:
                 self._run(self._block[len(self._timed.turns)].plan)
-        return self._timed.train(batch, options) if self.contest.winner is None else self._measure(batch, options)
+        return self._timed.train(batch, options)
 
     def _exchange(self) -> None:
         """End a block: all ranks learn the times of all, and begin the next block, or end the contest."""
@@ -154,11 +133,12 @@ class ContestRun:
         winner = self.contest.winner
         assert winner is not None
         if not self._run(winner.plan):
-            self.contest.end(like=self._trainer.plan)
-            self._run(self.contest.winner.plan)
+            winner = self.contest.end(like=self._trainer.plan)
+            self._run(winner.plan)
         self._trainer.prepared.forget()  # what was prepared for the other plans
         if self._trainer.team.first:
             LOGGER.warning("%s", self.contest)
+        self._keep(winner)
 
     def _fitting(self, block: Sequence[Candidate]) -> list[Candidate]:
         """The candidates of a block that fit in memory; the others leave."""
@@ -182,58 +162,3 @@ class ContestRun:
             self._moved_s = time.perf_counter() - start
         trainer.follow(plan)
         return True
-
-    def _measure(self, batch: Any, options: StepOptions) -> Tensor:
-        """Train by the winner, and trace the step; after some steps correct the winner's costs, and keep it."""
-        winner, trainer, updates = self.contest.winner, self._trainer, options.ending is Ending.STEP
-        assert winner is not None
-        loss, done = trainer.train(batch, evolve(options, trace=options.trace or updates))
-        if updates:
-            self._steps.append(trainer.measured_step(done))
-        if len(self._steps) == TRACED:
-            costs = measured_costs(winner.plan, winner.plan.predicted.costs, self._steps)
-            winner.plan = with_costs(winner.plan, costs, self._oracle)
-            trainer.follow(winner.plan)
-            self.contest.done, self._fitted = True, None
-            self._keep(winner)
-        return loss
-
-
-def measured_costs(plan: Plan, costs: Sequence[StageCosts], steps: Sequence[MeasuredStep]) -> tuple[StageCosts, ...]:
-    """Stage costs with the times of measured steps, and with those of their messages.
-
-    Args:
-        costs: its known costs. Those that no step shows are kept.
-    """
-    found: dict[tuple[int, Kind], float] = {}
-    for trace, _ in steps:
-        step: dict[tuple[int, Kind], list[float]] = {}
-        for event in trace.events:
-            step.setdefault((event.action.stage, event.action.kind), []).append(event.end_s - event.start_s)
-        for program, times in step.items():
-            found[program] = min(found.get(program, float("inf")), statistics.fmean(times))
-    again = plan.memory.recompute
-    own = [_updated(cost, i, found, i in again) for i, cost in enumerate(costs)]
-    updated = with_message_times(own, plan.placement, plan.edges, shortest([messages for _, messages in steps]))
-    # Replicas that share an optimizer step a part of it each; the cost is of the whole.
-    return tuple(
-        evolve(cost, optimizer_s=found[i, Kind.STEP] * (plan.mesh.data if shards(plan, i) else 1))
-        if (i, Kind.STEP) in found else cost
-        for i, cost in enumerate(updated)
-    )  # fmt: skip
-
-
-def _updated(cost: StageCosts, stage: int, found: Mapping[tuple[int, Kind], float], again: bool) -> StageCosts:
-    known = {Kind.B: cost.full_backward_s, Kind.I: cost.backward_input_s, Kind.W: cost.backward_weight_s}
-    seen = [kind for kind in known if (stage, kind) in found]
-    before = sum(known[kind] for kind in seen)
-    scale = sum(found[stage, kind] for kind in seen) / before if before > 0 else 1.0
-    times = {kind: found.get((stage, kind), known[kind] * scale) for kind in known}
-    return evolve(
-        cost,
-        forward_s=found.get((stage, Kind.F), cost.forward_s),
-        backward_s=times[Kind.B],
-        backward_input_s=times[Kind.I],
-        backward_weight_s=times[Kind.W],
-        recompute_s=found.get((stage, Kind.RECOMPUTE), cost.second_forward_s) if again else cost.recompute_s,
-    )

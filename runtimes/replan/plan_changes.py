@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from ...core.search import Oracle
 from ..checkpoint.checkpoints import Checkpoints
 from ..engine.step_data import StepOptions
 from ..planning.contest import Candidate, Contest, Turn, arrangement
@@ -55,7 +54,6 @@ class PlanChanges:
     def compare(
         self,
         contest: Contest,
-        oracle: Oracle,
         keep: Keep,
         fitted: Callable[[Plan], Plan | None] | None = None,
         rivals: Callable[[Plan], Sequence[Plan]] | None = None,
@@ -72,7 +70,7 @@ class PlanChanges:
             keep(winner)
 
         self.contest = contest
-        self.trains = ContestRun(self._trainer, contest, self._move, oracle, kept, fitted, rivals).train
+        self.trains = ContestRun(self._trainer, contest, self._move, kept, fitted, rivals).train
 
     def _move(self, plan: Plan) -> bool:
         """Move stages to where a plan has them; returns False on all ranks if a rank cannot."""
@@ -100,7 +98,7 @@ class PlanChanges:
             planner = self._checked_replanner()
             contest = planner.contest(self._trainer)
             if contest is not None:
-                self.compare(contest, planner.options.oracle, lambda won: None)
+                self.compare(contest, lambda won: None)
             return contest is not None
 
         self._automatic = AutomaticReplanning(self._trainer, replan, recorded)
