@@ -43,7 +43,6 @@ from ..runtimes.profile.measured_cluster import ACK_BYTES, memory_of_each, pair_
 from ..runtimes.profile.offload_rates import MeasuredCopy, host_copies
 from .output import bytes_text, note, print_json, print_records, print_table, rate_text, seconds_text
 
-
 Group = frozenset[int]
 """Devices by number."""
 

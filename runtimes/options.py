@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..backends.kind import BackendKind
 from ..core.arguments import whole_number
 from ..core.capture.batch.batch_dims import AUTO as FIND
-from ..core.cluster.mesh import Mesh, parse_mesh
+from ..core.cluster.mesh import DATA, PIPELINE, TENSOR, Mesh, parse_mesh, plain
 from ..core.errors import RequestError
 from ..core.lowering.derive import check_agrees
 from ..core.offload.request import check_offload_request
@@ -48,11 +48,35 @@ def given_mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshRequest:
     """The user's mesh, of which some dimensions may be unknown until the number of devices is known."""
     if isinstance(mesh, Mesh):
         mesh.check()
-    if mesh is None or isinstance(mesh, Mesh | DeviceMesh):
+    if isinstance(mesh, DeviceMesh):
+        return mesh_from_torch(mesh)
+    if mesh is None or isinstance(mesh, Mesh):
         return mesh
     if not isinstance(mesh, str):
         mesh = f"pp={whole_number('mesh', mesh, 1)}"
     return parse_mesh(mesh, tensor=True)
+
+
+def mesh_from_torch(found: DeviceMesh) -> MeshRequest:
+    """The mesh of a ``DeviceMesh``, whose dimensions are named ``pp``, ``dp`` or ``tp``; of the first two one may be
+    missing. With tensor ranks, which the model's DTensors have, their groups are not read.
+
+    Raises:
+        RequestError: it has other dimensions.
+    """
+    names, table, shape = list(found.mesh_dim_names or ()), found.mesh, tuple(found.mesh.shape)
+    if TENSOR in names:
+        return parse_mesh(",".join(f"{name}={size}" for name, size in zip(names, shape, strict=True)), tensor=True)
+    for missing in (PIPELINE, DATA):
+        if len(names) == 1 and missing not in names:
+            names, table = [*names, missing], table.unsqueeze(-1)
+    if sorted(names) != sorted((PIPELINE, DATA)):
+        raise RequestError(
+            f"the device mesh is {' × '.join(map(str, shape))} with dimensions {', '.join(names) or 'without names'}: "
+            "name them pp, along the pipeline, and dp, its replicas"
+        )
+    replicas = table if names[0] == DATA else table.T
+    return plain(Mesh(replicas.shape[1], replicas.shape[0], tuple(map(tuple, replicas.tolist()))))
 
 
 def _microbatches(given: Any) -> int | None:

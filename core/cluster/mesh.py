@@ -10,7 +10,7 @@ With tensor parallelism each position has as many devices as there are *tensor r
 the work of the position's stages and run them in step (``tensor_groups.py``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -266,26 +266,6 @@ def parse_mesh(text: str, tensor: bool = False) -> MeshShape:
         sizes[name] = int(number)
     last = [name for name in sizes if name != TENSOR][-1:]
     return MeshShape(text, sizes.get(PIPELINE), sizes.get(DATA), last == [PIPELINE], sizes.get(TENSOR))
-
-
-def mesh_of(names: Sequence[str], ranks: Sequence[Sequence[int]]) -> Mesh:
-    """The mesh of a table of device numbers.
-
-    Args:
-        names: of its two dimensions.
-        ranks: for each index of the first dimension, the devices along the second.
-
-    Raises:
-        RequestError: the dimensions are not ``pp`` and ``dp``.
-    """
-    if sorted(names) != sorted((PIPELINE, DATA)):
-        raise RequestError(
-            f"the device mesh has dimensions {', '.join(names)}: name them pp (the pipeline) and dp (its replicas)"
-        )
-    replicas: Iterable[Sequence[int]] = ranks if names[0] == DATA else zip(*ranks, strict=True)
-    devices = tuple(map(tuple, replicas))
-    mesh = Mesh(len(devices[0]), len(devices), devices)
-    return plain(mesh)
 
 
 def plain(mesh: Mesh) -> Mesh:

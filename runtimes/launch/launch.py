@@ -7,20 +7,19 @@ import os
 from collections.abc import Callable
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from ...backends import nccl
 from ...backends.kind import BackendKind
 from ...backends.registry import find_backend
-from ...core.cluster.mesh import TENSOR, Mesh, MeshShape, plain
+from ...core.cluster.mesh import Mesh, MeshShape, plain
 from ...core.errors import RequestError, warn_caller
 from ...core.plan.plan import Plan
 from .meeting import Meeting
-from .rank_team import RankTeam, mesh_from_torch
+from .rank_team import RankTeam
 from .rank_tensors import WHOLE, RankTensors
 from .team import Team, ThreadTeam
 
-MeshRequest = Mesh | MeshShape | DeviceMesh | None
+MeshRequest = Mesh | MeshShape | None
 """The user's mesh, or the dimensions that are known of it before the number of ranks is; None for the default."""
 
 
@@ -70,7 +69,7 @@ def _between_ranks(device_type: str, share: bool) -> str:
     return "gloo"
 
 
-def _over_ranks(mesh: MeshRequest, world: int) -> Mesh | DeviceMesh | None:
+def _over_ranks(mesh: MeshRequest, world: int) -> Mesh | None:
     """The mesh over all ranks of the job."""
     if isinstance(mesh, MeshShape):
         return mesh.over(world, "ranks")
@@ -92,7 +91,6 @@ def _in_one_process(mesh: MeshRequest) -> Mesh:
     """The mesh of devices of one process, with one replica."""
     return _of_one_replica(
         mesh,
-        "this process is no rank: start the script with torchrun",
         lambda found: (
             f"a mesh of {found.data} replicas in one process: each replica needs its own parameters and processes; "
             f"start the script with torchrun --nproc-per-node {found.ranks}"
@@ -100,14 +98,8 @@ def _in_one_process(mesh: MeshRequest) -> Mesh:
     )
 
 
-def _of_one_replica(mesh: MeshRequest, no_ranks: str, several: Callable[[Mesh], str]) -> Mesh:
-    """The given mesh, or one of two devices.
-
-    Args:
-        no_ranks: the error for torch's ``DeviceMesh``, which has ranks.
-    """
-    if isinstance(mesh, DeviceMesh):
-        raise RequestError(f"mesh is {mesh} and {no_ranks}")
+def _of_one_replica(mesh: MeshRequest, several: Callable[[Mesh], str]) -> Mesh:
+    """The given mesh, or one of two devices."""
     found = mesh.over(None) if isinstance(mesh, MeshShape) else mesh or Mesh(2)
     if found.data > 1:
         raise RequestError(several(found))
@@ -141,14 +133,14 @@ def mesh_for(plan: Plan | None, mesh: MeshRequest) -> MeshRequest:
     if isinstance(mesh, MeshShape):
         same = mesh.pipeline in (None, plan.mesh.pipeline) and mesh.data in (None, plan.mesh.data)
     else:
-        same = plain(mesh_from_torch(mesh) if isinstance(mesh, DeviceMesh) else mesh) == plain(plan.mesh)
+        same = plain(mesh) == plain(plan.mesh)
     if not same:
         asked = f"'{mesh.text}'" if isinstance(mesh, MeshShape) else str(mesh)
         raise RequestError(
             f"mesh is {asked} and the plan is for pp={plan.mesh.pipeline},dp={plan.mesh.data}: leave mesh out, or "
             "plan again"
         )
-    return mesh if isinstance(mesh, DeviceMesh) else plan.mesh
+    return plan.mesh
 
 
 def replica_here(plan: Plan | None, mesh: MeshRequest) -> tuple[int, int]:
@@ -161,19 +153,11 @@ def replica_here(plan: Plan | None, mesh: MeshRequest) -> tuple[int, int]:
         RequestError: they contradict each other, or are for another number of ranks.
     """
     wanted, job = mesh_for(plan, mesh), rank_of_job()
-    if job is None or wanted is None or _has_tensor_ranks(wanted):
+    if job is None or wanted is None or (wanted.tensor or 1) > 1:  # with tensor ranks a pipeline has one replica
         return 0, 1
-    found = _over_ranks(wanted, job[1])
-    known = mesh_from_torch(found) if isinstance(found, DeviceMesh) else found
+    known = _over_ranks(wanted, job[1])
     assert known is not None
     return next((number for number, ranks in enumerate(known.replicas) if job[0] in ranks), 0), known.data
-
-
-def _has_tensor_ranks(mesh: Mesh | MeshShape | DeviceMesh) -> bool:
-    """Whether a mesh has a dimension of tensor ranks, with which a pipeline has one replica."""
-    if isinstance(mesh, DeviceMesh):
-        return TENSOR in (mesh.mesh_dim_names or ())
-    return (mesh.tensor or 1) > 1
 
 
 def rank_of_job() -> tuple[int, int] | None:
@@ -213,7 +197,6 @@ def mesh_in_simulator(mesh: MeshRequest) -> Mesh:
     """
     return _of_one_replica(
         mesh,
-        "backend 'simulator' has no ranks: write for example pp=4",
         lambda found: (
             f"backend 'simulator' trains one replica and the mesh has {found.data}: leave dp out; the command panpipe "
             "simulate predicts a step of all replicas"

@@ -21,7 +21,7 @@ from ...backends.contract import Backend, Handle, Pair
 from ...backends.data_collectives import all_gather_data, broadcast_data
 from ...backends.gloo import ENDLESS
 from ...backends.kind import BackendKind
-from ...core.cluster.mesh import DATA, PIPELINE, Mesh, mesh_of
+from ...core.cluster.mesh import DATA, PIPELINE, Mesh
 from ...core.errors import RequestError, WorkerError, message_of
 from ..watch.activity import HERE, Watched, WatchedBackend
 from ..watch.failure import decoded, encoded, shortened, stopped
@@ -49,7 +49,7 @@ class RankTeam(Team):
         timeout_s: seconds without progress that ranks wait for each other; None as in `timeout_of`.
         meeting: the rendezvous that this process has begun; None for a new one.
         tensors: what a rank has of the model's tensors; parts determine the mesh.
-        mesh: over all ranks, or a ``DeviceMesh`` of them, whose groups are used; by default one pipeline.
+        mesh: over all ranks; by default one pipeline.
 
     Raises:
         WorkerError: a rank did not arrive in time.
@@ -60,7 +60,7 @@ class RankTeam(Team):
         self,
         kind: BackendKind = gloo.KIND,
         timeout_s: float | None = None,
-        mesh: Mesh | DeviceMesh | None = None,
+        mesh: Mesh | None = None,
         meeting: Meeting | None = None,
         tensors: RankTensors = WHOLE,
     ) -> None:
@@ -82,7 +82,7 @@ class RankTeam(Team):
         _open.append(self)
         atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
 
-    def _connect(self, kind: BackendKind, mesh: Mesh | DeviceMesh | None) -> None:
+    def _connect(self, kind: BackendKind, mesh: Mesh | None) -> None:
         """Create the process groups and transports; all ranks call this together."""
         assert kind.ranks is not None
         self.mesh, groups = device_mesh(self.tensors.mesh(mesh))
@@ -324,20 +324,18 @@ def _exchange(other: int, reading: torch.Tensor) -> tuple[int, int, int]:
     return sent, int(reading), time.perf_counter_ns()
 
 
-def device_mesh(wanted: Mesh | DeviceMesh | None) -> tuple[Mesh, DeviceMesh]:
+def device_mesh(wanted: Mesh | None) -> tuple[Mesh, DeviceMesh]:
     """The mesh over all ranks, and its process groups. All ranks call this at once.
 
     Args:
-        wanted: the mesh; None for one pipeline over all ranks. The groups of a ``DeviceMesh`` are used as they are.
+        wanted: the mesh; None for one pipeline over all ranks.
 
     Raises:
-        RequestError: it is for another number of ranks, has other dimensions, or differs between ranks.
+        RequestError: it is for another number of ranks, or differs between ranks.
     """
     ranks = dist.get_world_size()
-    mesh = mesh_from_torch(wanted) if isinstance(wanted, DeviceMesh) else wanted or Mesh(ranks)
+    mesh = wanted or Mesh(ranks)
     _check(mesh, ranks)
-    if isinstance(wanted, DeviceMesh) and set(wanted.mesh_dim_names or ()) == {PIPELINE, DATA}:
-        return mesh, wanted
     if mesh.data == 1 and mesh.devices is None:
         return mesh, init_device_mesh("cpu", (ranks,), mesh_dim_names=(PIPELINE,))
     table = torch.tensor(mesh.cluster_devices).view(mesh.data, mesh.pipeline)
@@ -346,25 +344,6 @@ def device_mesh(wanted: Mesh | DeviceMesh | None) -> tuple[Mesh, DeviceMesh]:
         if groups.get_group(name) is not dist.group.WORLD:
             groups.get_group(name)._get_backend(torch.device("cpu"))._set_default_timeout(ENDLESS)
     return mesh, groups
-
-
-def mesh_from_torch(found: DeviceMesh) -> Mesh:
-    """The mesh of a ``DeviceMesh``; one of its two dimensions may be missing.
-
-    Raises:
-        RequestError: it has other dimensions.
-    """
-    names, table = list(found.mesh_dim_names or ()), found.mesh
-    for missing in (PIPELINE, DATA):
-        if len(names) == 1 and missing not in names:
-            names, table = [*names, missing], table.unsqueeze(-1)
-    if len(names) != 2:
-        shape = " × ".join(map(str, found.mesh.shape))
-        raise RequestError(
-            f"the device mesh is {shape} with dimensions {', '.join(names) or 'without names'}: name them pp, along "
-            "the pipeline, and dp, its replicas"
-        )
-    return mesh_of(names, table.tolist())
 
 
 def _check(mesh: Mesh, ranks: int) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from attrs import frozen
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ...core.capture.regions.breaks import StepFunction
 from ...core.cluster.mesh import Mesh, MeshShape
@@ -77,11 +76,11 @@ class RankTensors:
     def release(self) -> None:
         """Free what the user's model has of other stages."""
 
-    def mesh(self, asked: Mesh | DeviceMesh | None) -> Mesh | DeviceMesh | None:
+    def mesh(self, asked: Mesh | None) -> Mesh | None:
         """The mesh of the job. All ranks call this together."""
         return asked
 
-    def check_mesh(self, asked: Mesh | MeshShape | DeviceMesh | None, mesh: Mesh) -> None:
+    def check_mesh(self, asked: Mesh | MeshShape | None, mesh: Mesh) -> None:
         """Refuse a mesh of the user that is not the job's."""
 
     def planned(self, plan: Plan, mesh: Mesh) -> Plan:

@@ -2,10 +2,9 @@
 
 from attrs import evolve
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ...core.capture.regions.breaks import StepFunction
-from ...core.cluster.mesh import DATA, PIPELINE, TENSOR, MeshShape
+from ...core.cluster.mesh import MeshShape
 from ...core.errors import RequestError
 from ...core.policies.sharding import NONE, OPTIMIZER
 from ..launch.rank_tensors import WHOLE, RankTensors
@@ -29,10 +28,6 @@ def with_replicas(tensor: TensorRanks, options: PipelineOptions) -> TensorRanks:
     mesh, plan = options.mesh, options.plan
     if isinstance(mesh, MeshShape):
         return evolve(tensor, data=mesh.data or 1, pipeline_last=mesh.pipeline_last)
-    if isinstance(mesh, DeviceMesh):
-        sizes = dict(zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=False))
-        last = [name for name in sizes if name != TENSOR][-1:]
-        return evolve(tensor, data=sizes.get(DATA, 1), pipeline_last=last == [PIPELINE])
     if plan is not None and plan.mesh.tensor > 1:
         return evolve(tensor, data=plan.mesh.data)
     return tensor

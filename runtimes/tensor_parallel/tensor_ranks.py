@@ -21,12 +21,11 @@ import torch
 import torch.distributed as dist
 from attrs import evolve, field, frozen
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ...backends.data_collectives import all_gather_data
 from ...core.capture.export.operators import Operators
 from ...core.capture.values.sparse_tensors import distributed_tensors
-from ...core.cluster.mesh import PIPELINE, TENSOR, Mesh, MeshShape
+from ...core.cluster.mesh import Mesh, MeshShape
 from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.costs.costs import StageCosts
 from ...core.costs.reductions import TensorReductions, sum_of
@@ -240,7 +239,7 @@ class TensorRanks(RankTensors):
         known = any(cost.reductions is not None for cost in costs)
         return evolve(shown, prediction=evolve(prediction, costs=costs)) if known else shown
 
-    def check_mesh(self, asked: Mesh | MeshShape | DeviceMesh | None, mesh: Mesh) -> None:
+    def check_mesh(self, asked: Mesh | MeshShape | None, mesh: Mesh) -> None:
         """Refuse a mesh of the user that is not that of the ranks and of the model's DTensors.
 
         Raises:
@@ -248,9 +247,6 @@ class TensorRanks(RankTensors):
         """
         if isinstance(asked, MeshShape):
             given = asked.pipeline, asked.tensor
-        elif isinstance(asked, DeviceMesh):
-            sizes = dict(zip(asked.mesh_dim_names or (), asked.mesh.shape, strict=False))
-            given = sizes.get(PIPELINE), sizes.get(TENSOR)
         else:
             given = (None, None) if asked is None else (asked.pipeline, asked.tensor)
         if given[0] not in (None, mesh.pipeline) or given[1] not in (None, self.size):

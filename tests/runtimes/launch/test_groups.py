@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.launch.rank_team import mesh_from_torch
+from panpipe.runtimes.options import mesh_from_torch
 
 
 def mesh(table, *names):
@@ -26,11 +26,17 @@ def test_missing_dimension_has_one_member():
     assert (mesh_from_torch(mesh([0, 1], "dp")).pipeline, mesh_from_torch(mesh([0, 1], "dp")).data) == (1, 2)
 
 
+def test_tensor_ranks_are_those_of_the_model():
+    found = mesh_from_torch(mesh([[[0, 1]], [[2, 3]]], "dp", "pp", "tp"))
+    assert (found.pipeline, found.data, found.tensor, found.pipeline_last) == (1, 2, 2, True)
+
+
 @pytest.mark.parametrize(
     ("found", "said"),
     [
         (mesh([0, 1]), "the device mesh is 2 with dimensions without names: name them pp"),
-        (mesh([[[0], [1]]], "pp", "dp", "tp"), "the device mesh is 1 × 2 × 1 with dimensions pp, dp, tp"),
+        (mesh([[[0], [1]]], "pp", "dp", "cp"), "the device mesh is 1 × 2 × 1 with dimensions pp, dp, cp"),
+        (mesh([[[0], [1]]], "pp", "cp", "tp"), "mesh 'pp=1,cp=2,tp=1' has a dimension 'cp'"),
     ],
 )
 def test_other_dimensions_are_refused(found, said):
