@@ -5,8 +5,8 @@ scores the best few plans. If the leading one does not fit by its score, the sea
 is slower because messages share links, the search continues with contention.
 
 An evaluation with contention takes some fifty times as long as one without, so the search with contention is shorter:
-all walks of the search without it, the published schedules too, are timed; the better ones are annealed further. Where
-no messages contend in the best plan, nothing is searched again.
+all walks of the search without it, and the published orders that they started with, are timed; the better ones are
+annealed further. Where no messages contend in the best plan, nothing is searched again.
 """
 
 from collections.abc import Sequence
@@ -155,9 +155,11 @@ class _Task:
         if (self.exact and self.judge is None) or best.rank[0] > 0 or not contends(best, self.judge):
             return found
         settings = [evolve(setting, contended=True) for setting in found.settings]
-        walks, stopped = contended(
-            _in_settings(found.walks, found.settings, settings), self.space, self.meter, self.seed
-        )
+        starts = _in_settings(found.walks, found.settings, settings)
+        starts += [
+            evolve(walk, best=walk.published, annealed=False) for walk in starts if walk.annealed and walk.published
+        ]
+        walks, stopped = contended(starts, self.space, self.meter, self.seed)
         scored_plans = [*found.scored_plans, *rescored(walks, self.oracle, self._rescored(walks[0]))]
         if self.judge is not None:
             scored_plans = [judged(scored, self.judge) for scored in scored_plans]

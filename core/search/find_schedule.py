@@ -15,12 +15,13 @@ from ..costs.graph import OpGraph, OpNode
 from ..errors import RequestError
 from ..schedules.construction.initial_keys import instances_that_fit, patterns
 from ..schedules.construction.list_scheduler import Instance
+from ..schedules.construction.periodic import PeriodicOrders, periodic_starts
+from ..schedules.meaning import PERIODIC
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resident
 from ..schedules.scored import ROUNDING, Scored, costs_of, exceeds, fastest, named_schedules, score
 from ..timing.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
 from .annealing.search import search
 from .annealing.walk import Walk
-from .periodic import PeriodicState, periodic_orders
 from .problem.candidate import Candidate
 from .problem.meter import Meter, Stopped
 from .problem.options import SearchSpace
@@ -28,8 +29,11 @@ from .problem.setting import FixedStages, Setting
 
 EVALUATIONS = 800_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
-PERIODIC_SHARE = 0.2
-"""Share of the evaluations for periodic orders, where memory is short."""
+PERIODIC_BELOW, PERIODIC_SHARE = 0.5, 0.2
+"""Share of the memory of 1F1B up to which periodic orders are annealed, and share of the evaluations for that."""
+KEPT, TEMPERATURE = 3, 0.005
+"""Number of periodic orders that are annealed further as orders, and the initial temperature as a share of the
+makespan."""
 FASTEST_BYTES_PER_S = 1e30
 """Rate of the links of a problem whose messages take the time of a hop, whatever their size."""
 
@@ -67,10 +71,10 @@ def find_schedule(
     bound = min(map(lower_bound, tasks))
     settings = [_setting(problem, bound) for problem in fitting]
     try:
-        periodic = periodic_orders(tasks, int(PERIODIC_SHARE * evaluations), seed, meter)
+        periodic = _periodic_orders(tasks, int(PERIODIC_SHARE * evaluations), seed, meter)
     except Stopped:
         periodic = []
-    more = [_walk(state, settings[fitting.index(state.task.problem)]) for state in periodic]
+    more = [_walk(each, settings[fitting.index(each.task.problem)]) for each in periodic]
     chunks = [problem.chunks for problem in fitting]
     walks, _ = search(settings, SearchSpace(known, chunks=(min(chunks), max(chunks))), meter, seed, others=more)
     best = walks[0]
@@ -104,12 +108,39 @@ def _setting(problem: ScheduleProblem, bound: float) -> Setting:
     return Setting((graph,), cluster, places, problem.microbatches, kinds, (limit,) * problem.devices, fixed=fixed)
 
 
-def _walk(state: PeriodicState, setting: Setting) -> Walk:
-    """A walk that starts with a periodic order."""
-    stages = len(state.task.placement)
-    whole = np.zeros(stages, dtype=np.bool_)
-    candidate = Candidate(state.task.placement, np.arange(stages + 1), whole, state.orders, state.lengths)
-    return Walk(setting, "periodic", state.task.problem.chunks, candidate, annealed=True)
+def _periodic_orders(tasks: Sequence[Instance], evaluations: int, seed: int, meter: Meter) -> list[PeriodicOrders]:
+    """The best periodic orders of instances whose memory is short, best first.
+
+    Each round has an equal part of the evaluations, for a third of the orders of the round before.
+    """
+    left = [found for task in tasks if _is_short(task) for found in periodic_starts(task)]
+    sizes = [len(left)]
+    while sizes[-1] > KEPT:
+        sizes.append(max(-(-sizes[-1] // 3), KEPT))
+    for number, size in enumerate(sizes):
+        left = left[:size]
+        for place, found in enumerate(left):
+            moves = int(evaluations / len(sizes) / size)
+            found.improve(seed * 1_000_003 + number * 1009 + place, moves, TEMPERATURE)
+            meter.spend(moves)
+        left = sorted(left, key=lambda found: found.makespan)
+    return left
+
+
+def _is_short(task: Instance) -> bool:
+    """Whether the memory limit is at most a share of what 1F1B holds: a microbatch for each device."""
+    limit, problem = task.problem.memory_limit, task.problem
+    return limit is not None and limit <= PERIODIC_BELOW * problem.devices * task.least_memory * (1 + 1e-3)
+
+
+def _walk(found: PeriodicOrders, setting: Setting) -> Walk:
+    """A walk that starts with periodic orders."""
+    placement = found.task.placement
+    stages = len(placement)
+    candidate = Candidate(
+        placement, np.arange(stages + 1), np.zeros(stages, dtype=np.bool_), found.orders, found.lengths
+    )
+    return Walk(setting, PERIODIC, found.task.problem.chunks, candidate, annealed=True)
 
 
 def _listed(task: Instance, name: str) -> Scored:

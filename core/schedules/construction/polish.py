@@ -18,7 +18,17 @@ from ...timing.compiled import count_whole, peak, run, work_of
 from ..problem import Schedule, ScheduleProblem
 from ..scored import ROUNDING, costs_of, score
 from .list_scheduler import TAIL, instance
-from .shifts import critical, draw_shift, metropolis, shift
+from .shifts import (
+    critical,
+    draw_in_pattern,
+    draw_shift,
+    in_order,
+    metropolis,
+    no_pattern,
+    shift,
+    shift_in_pattern,
+    unroll,
+)
 
 MOVES = 20_000
 """Moves tried of each kind of walk."""
@@ -47,10 +57,10 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
     task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + ROUNDING))
     # In a stage with split and unsplit backwards all are split: each B becomes I followed by W.
     split = {action.stage for order in schedule.device_actions for action in order if action.kind is Kind.I}
-    best, least, scratch = schedule, before.makespan, task.scratch()
+    best, least, scratch, none = schedule, before.makespan, task.scratch(), no_pattern(problem.devices)
     for temperature in TEMPERATURES if moves >= MOVES_FOR_ANNEALING else TEMPERATURES[:1]:
         orders, lengths = encode(schedule.device_actions, schedule.microbatches, split=split)
-        makespan = improve(0, moves, temperature, *task.for_orders(), orders, lengths, scratch)
+        makespan = improve(0, moves, temperature, *task.for_orders(), orders, lengths, scratch, none)
         if makespan < least:
             best, least = task.schedule(schedule.name, orders, lengths), makespan
     return best
@@ -74,6 +84,7 @@ def improve(
     orders: Any,
     lengths: Any,
     scratch: Any,
+    pattern: Any,
 ) -> float:
     """Improve ``orders`` in place by simulated annealing.
 
@@ -82,6 +93,7 @@ def improve(
         costs: ``compiled.StageArrays``.
         limits: bytes that each device may hold.
         orders, lengths, scratch: as in ``compiled.run``.
+        pattern: from which the orders follow, improved with them; ``no_pattern`` to move single actions.
 
     Returns:
         The makespan of the best order (with the smallest mean end among equals). Infinite if the given order exceeds a
@@ -91,33 +103,43 @@ def improve(
         if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] > limits[d]:
             return INFINITY
     np.random.seed(seed)
+    stage_of, ring, turns = scratch.stage_of, pattern.ring, pattern.turns
     whole, work = np.empty(placement.shape[0], dtype=np.int64), np.empty(orders.shape[0])
-    count_whole(orders, lengths, scratch.stage_of, whole)
+    through = np.empty((3, placement.shape[0]), dtype=np.int64)
+    count_whole(orders, lengths, stage_of, whole)
     work_of(count, placement, costs, whole, work)
     found = np.empty((lengths.sum(), 2), dtype=np.int64)
     span = run(orders, lengths, count, placement, costs, work, INFINITY, scratch)
     value = _value(span, scratch)
     number = critical(orders, lengths, placement, scratch, found)
-    best, best_span, best_orders = value, span, orders.copy()
-    row = np.empty(orders.shape[1], dtype=np.int64)
+    best, best_span, best_orders, best_ring, best_turns = value, span, orders.copy(), ring.copy(), turns.copy()
+    row, old_ring, old_turns = orders[0].copy(), ring[0].copy(), turns[0].copy()
     for tried in range(1, moves + 1):
-        d, start, goal = draw_shift(lengths, found, number)
-        row[:] = orders[d]
-        if shift(orders[d], start, goal, scratch.stage_of) == start:
-            continue
+        legal = True
+        if pattern.group > 0:
+            d, start, reach = draw_in_pattern(pattern, orders, found, number, count, stage_of)
+            row[:], old_ring[:], old_turns[:] = orders[d], ring[d], turns[d]
+            shift_in_pattern(ring[d], turns[d], start, reach)
+            unroll(pattern, d, count, orders[d])
+            legal = in_order(orders[d], lengths[d], count, stage_of, through)
+        else:
+            d, start, goal = draw_shift(lengths, found, number)
+            row[:] = orders[d]
+            if shift(orders[d], start, goal, stage_of) == start:
+                continue
         left = 1 - tried / moves
         threshold = metropolis(value, temperature * best * left * left) * (1 + 1e-12)
         new = INFINITY
-        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] <= limits[d]:
+        if legal and peak(orders[d], lengths[d], d, placement, costs, stage_of)[0] <= limits[d]:
             span = run(orders, lengths, count, placement, costs, work, threshold, scratch)
             new = _value(span, scratch)
         if new > threshold:
-            orders[d] = row
+            orders[d], ring[d], turns[d] = row, old_ring, old_turns
             continue
         value = new
         number = critical(orders, lengths, placement, scratch, found)
         if value < best:
             best, best_span = value, span
-            best_orders[:] = orders
-    orders[:] = best_orders
+            best_orders[:], best_ring[:], best_turns[:] = orders, ring, turns
+    orders[:], ring[:], turns[:] = best_orders, best_ring, best_turns
     return best_span

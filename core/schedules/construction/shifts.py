@@ -1,15 +1,16 @@
-"""Moves of one action in a coded order: drawing a move, applying it, and finding the actions on the longest path.
+"""Moves of one action in a coded order, or in the pattern that a device repeats: drawing a move, applying it, and
+finding the actions on the longest path.
 
 Moves that cannot shorten the longest path are drawn rarely (van Laarhoven, Aarts and Lenstra, Job shop scheduling by
 simulated annealing, 1992).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...numba_cache import njit
-from ...timing.coding import BOTH, FORWARD, INPUT, WEIGHT
+from ...timing.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Integers
 from ...timing.compiled import UNKNOWN
 
 
@@ -107,3 +108,93 @@ def join(order: Any, length: int, first: int, last: int) -> int:
 def metropolis(value: float, temperature: float) -> float:
     """The largest value that simulated annealing accepts after this one; the random number is drawn here."""
     return float(value - temperature * np.log(1 - np.random.random()))
+
+
+class Pattern(NamedTuple):
+    """What every device repeats for each group of microbatches: a cyclic sequence of the first group's actions.
+
+    In repetition n a device runs an action for group n − turn. So the order of all microbatches, warm-up and cool-down
+    included, follows from the pattern.
+
+    Args:
+        group: number of microbatches; 0 for no pattern.
+        ring: per device the actions of a repetition, as codes for ``group`` microbatches,
+            (devices, 3 · chunks · group).
+        turns: of the actions of ``ring``.
+    """
+
+    group: int
+    ring: Integers
+    turns: Integers
+
+
+def no_pattern(devices: int) -> Pattern:
+    """The pattern of orders that repeat nothing."""
+    return Pattern(0, *np.zeros((2, devices, 0), dtype=np.int64))
+
+
+@njit()
+def unroll(pattern: Any, d: int, count: int, order: Any) -> int:
+    """Fill the order of all microbatches of device ``d`` from its pattern; return its length."""
+    group, ring, turns, length = pattern.group, pattern.ring[d], pattern.turns[d], 0
+    for repetition in range(turns.min(), -(-count // group) + turns.max()):
+        for i in range(ring.shape[0]):
+            code, first = ring[i], (repetition - turns[i]) * group
+            place = code >> 2
+            stage = place // group
+            microbatch = first + place - stage * group
+            if first >= 0 and microbatch < count:
+                order[length] = KINDS * (stage * count + microbatch) + (code & 3)
+                length += 1
+    return length
+
+
+@njit()
+def in_order(order: Any, length: int, count: int, stage_of: Any, through: Any) -> bool:
+    """Whether every stage runs its microbatches in order, each F before its I and W; ``through`` is (3, stages)."""
+    through[:] = 0
+    for i in range(length):
+        kind, place = order[i] & 3, order[i] >> 2
+        stage = stage_of[place]
+        microbatch = place - stage * count
+        if through[kind, stage] != microbatch or (kind > 0 and through[kind - 1, stage] <= microbatch):
+            return False
+        through[kind, stage] += 1
+    return True
+
+
+@njit()
+def draw_in_pattern(
+    pattern: Any, orders: Any, found: Any, number: int, count: int, stage_of: Any
+) -> tuple[int, int, int]:
+    """A device, a position in its pattern, and by how many positions its action should move; mostly an action on the
+    longest path."""
+    group, ring = pattern.group, pattern.ring
+    reach = 1 + int(-1.5 * np.log(1 - np.random.random()))
+    if np.random.random() < 0.5:
+        reach = -reach
+    if number == 0 or np.random.random() < 0.2:
+        return np.random.randint(ring.shape[0]), np.random.randint(ring.shape[1]), reach
+    pick = np.random.randint(number)
+    d = found[pick, 0]
+    code = orders[d, found[pick, 1]]
+    stage = stage_of[code >> 2]
+    wanted = KINDS * (stage * group + ((code >> 2) - stage * count) % group) + (code & 3)
+    i = 0
+    while ring[d, i] != wanted:
+        i += 1
+    return d, i, reach
+
+
+@njit()
+def shift_in_pattern(ring: Any, turns: Any, start: int, reach: int) -> None:
+    """Move the action at ``start`` of a device's pattern later (earlier if ``reach`` is negative), past that many
+    others of the cycle: so the same action of every group of microbatches moves."""
+    width, i = ring.shape[0], start
+    step = 1 if reach > 0 else -1
+    for _ in range(abs(reach)):
+        j = (i + step) % width
+        wrapped = step if (j - i) * step < 0 else 0
+        ring[i], ring[j] = ring[j], ring[i]
+        turns[i], turns[j] = turns[j] - wrapped, turns[i] + wrapped
+        i = j

@@ -15,11 +15,11 @@ from ...costs.partition import Cuts
 from ...policies.recompute import Recompute, recomputed_stages
 from ...schedules.construction.initial_keys import patterns, placements
 from ...schedules.construction.list_scheduler import DECODING, Instance
+from ...schedules.construction.periodic import periodic_starts
 from ...schedules.meaning import LISTED, PERIODIC
 from ...schedules.problem import ScheduleProblem
 from ...timing.coding import BOTH, INFINITY, INPUT, WEIGHT, Floats
 from ...timing.compiled import StageArrays, make_stage_arrays
-from ..periodic import periodic_starts
 from ..problem.candidate import Candidate
 from ..problem.options import Option, SearchSpace, options
 from ..problem.setting import Setting
@@ -274,7 +274,7 @@ class _Stages:
         if np.any(task.saved[task.stages_on].sum(axis=1) > task.limits):
             return
         found = sorted(map(task.listed, patterns(task, orders)), key=lambda listed: listed.value[0])
-        periodic = [(state.orders, state.lengths) for state in periodic_starts(task)] if short else []
+        periodic = [(each.orders, each.lengths) for each in periodic_starts(task)] if short else []
         orders_of = {LISTED: [listed[1:] for listed in found[:KEPT]], PERIODIC: periodic}
         for name, coded in ((name, coded) for name, own in orders_of.items() for coded in own):
             schedule = task.schedule(name, *coded)

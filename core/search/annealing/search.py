@@ -67,7 +67,8 @@ JOINED = 4
 """Walks whose stages are joined again at the end."""
 
 SPLITS = 0.15
-"""Share of the moves that split a B or join an I with its W, if B and I with W take different times."""
+"""Share of the moves that split a B or join an I with its W, if B and I with W take different times, or messages share
+links: the gradient is sent after B."""
 RECOMPUTES = 0.04
 """Share of the moves that switch a stage's recomputation, if it is the search's choice and memory is short."""
 COOL = 10
@@ -273,7 +274,7 @@ def _round(
         shares = MoveShares(
             given.cut if walk.setting.fixed is None else 0.0,
             RECOMPUTES if walk.recomputes and walk.setting.fixed is None else 0.0,
-            SPLITS if walk.setting.mixes and given.temperature else 0.0,
+            SPLITS if (walk.setting.mixes or walk.setting.contended) and given.temperature else 0.0,
             given.place,
         )
         if given.cut == 1 and walk.setting.fixed is None and walk.cut_count <= min(SYSTEMATIC * moves, meter.left):

@@ -41,6 +41,7 @@ class Walk:
         recomputes: whether moves may switch the recomputation of stages.
         step_s, excess, value: step, excess and objective of ``best`` (see :func:`~.anneal.evaluate_candidate`).
         peaks: bytes of ``best`` at each position.
+        published: the best candidate with the family's order, if moves of single actions followed.
     """
 
     setting: Setting
@@ -54,6 +55,7 @@ class Walk:
     excess: float = INFINITY
     value: float = INFINITY
     peaks: tuple[float, ...] = ()
+    published: Candidate | None = None
     _buffers: Buffers | None = field(default=None, init=False)
 
     @property
@@ -82,6 +84,7 @@ class Walk:
         candidate, setting = self.best.copy(), self.setting
         done, each = 0, max(SLICE // (max(self.actions, 1) * (CONTENDED if setting.contended else 1)), 1)
         shifts = shares.cut + shares.recompute < 1
+        first = candidate.copy() if shifts and not self.annealed else None
         while done < moves:
             now = min(each, moves - done)
             before, buffers = self.value, self._buffers_for(candidate)
@@ -91,7 +94,8 @@ class Walk:
             )  # fmt: skip
             done += now
             if self.value < before:
-                self.annealed |= shifts and before < INFINITY
+                if first is not None and before < INFINITY:
+                    self.annealed, self.published = True, first
                 self.evaluate()
             meter.spend(now, self.step_s if self.excess == 0 else INFINITY)
         return self
