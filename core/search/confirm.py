@@ -5,8 +5,8 @@ scores the best few plans. If the leading one does not fit by its score, the sea
 is slower because messages share links, the search continues with contention.
 
 An evaluation with contention takes some fifty times as long as one without, so the search with contention is shorter:
-all walks of the search without it, and the published orders that they started with, are timed; the better ones are
-annealed further. Where no messages contend in the best plan, nothing is searched again.
+all walks of the search without it are timed; the better ones are annealed further, with backwards split and joined.
+Where no messages contend in the best plan, nothing is searched again.
 """
 
 from collections.abc import Sequence
@@ -155,11 +155,9 @@ class _Task:
         if (self.exact and self.judge is None) or best.rank[0] > 0 or not contends(best, self.judge):
             return found
         settings = [evolve(setting, contended=True) for setting in found.settings]
-        starts = _in_settings(found.walks, found.settings, settings)
-        starts += [
-            evolve(walk, best=walk.published, annealed=False) for walk in starts if walk.annealed and walk.published
-        ]
-        walks, stopped = contended(starts, self.space, self.meter, self.seed)
+        walks, stopped = contended(
+            _in_settings(found.walks, found.settings, settings), self.space, self.meter, self.seed
+        )
         scored_plans = [*found.scored_plans, *rescored(walks, self.oracle, self._rescored(walks[0]))]
         if self.judge is not None:
             scored_plans = [judged(scored, self.judge) for scored in scored_plans]
@@ -273,7 +271,11 @@ def contended(walks: Sequence[Walk], space: SearchSpace, meter: Meter, seed: int
     try:
         evaluate_all(walks)
         own.spend(len(walks))
-        chosen = best_by_placement(list(walks), STARTS, ALIKE)
+        joined = [walk.copy() for walk in best_by_placement(list(walks), STARTS, ALIKE)]
+        for walk in joined:  # the gradient is sent later, which may be faster on a shared link
+            walk.join_backwards()
+        walks = [*walks, *joined]
+        chosen = best_by_placement(walks, STARTS, ALIKE)
         all_rounds(chosen, CONTENDED_ORDERS if space.anneal else CONTENDED_CUTS, own, seed)
     except (Stopped, KeyboardInterrupt):
         stopped = True

@@ -41,7 +41,6 @@ class Walk:
         recomputes: whether moves may switch the recomputation of stages.
         step_s, excess, value: step, excess and objective of ``best`` (see :func:`~.anneal.evaluate_candidate`).
         peaks: bytes of ``best`` at each position.
-        published: the best candidate with the family's order, if moves of single actions followed.
     """
 
     setting: Setting
@@ -55,7 +54,6 @@ class Walk:
     excess: float = INFINITY
     value: float = INFINITY
     peaks: tuple[float, ...] = ()
-    published: Candidate | None = None
     _buffers: Buffers | None = field(default=None, init=False)
 
     @property
@@ -84,7 +82,6 @@ class Walk:
         candidate, setting = self.best.copy(), self.setting
         done, each = 0, max(SLICE // (max(self.actions, 1) * (CONTENDED if setting.contended else 1)), 1)
         shifts = shares.cut + shares.recompute < 1
-        first = candidate.copy() if shifts and not self.annealed else None
         while done < moves:
             now = min(each, moves - done)
             before, buffers = self.value, self._buffers_for(candidate)
@@ -94,8 +91,7 @@ class Walk:
             )  # fmt: skip
             done += now
             if self.value < before:
-                if first is not None and before < INFINITY:
-                    self.annealed, self.published = True, first
+                self.annealed |= shifts and before < INFINITY
                 self.evaluate()
             meter.spend(now, self.step_s if self.excess == 0 else INFINITY)
         return self
@@ -151,6 +147,7 @@ class Walk:
         """Join each I directly followed by its own W into a B, if that is not slower."""
         join_split_backwards(self.setting, self.best, self._buffers_for(self.best))
         self.evaluate()
+        self.free_buffers()
 
     def copy(self) -> "Walk":
         """An independent walk from the best candidate."""
@@ -248,7 +245,8 @@ def join_split_backwards(setting: Setting, candidate: Candidate, buffers: Buffer
     def step() -> float:
         return float(step_of(count, INFINITY, candidate, setting.machine, buffers))
 
-    least, tries = step(), JOINED // max(int(candidate.lengths.sum()), 1)
+    each = max(int(candidate.lengths.sum()), 1) * (CONTENDED if setting.contended else 1)
+    least, tries = step(), JOINED // each
     ranges = deque([(0, len(candidate.placement) * count)])  # of stage × count + microbatch
     while ranges and tries > 0:
         first, last = ranges.popleft()
