@@ -3,6 +3,9 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
+from ..core.plan.plan import Plan
 from ..core.timing.idle import CAUSES, SHARED_LINKS, IdleTime, idle_time
 from .output import print_records, print_table, seconds_text, share_text, wide
 
@@ -15,16 +18,17 @@ LEAST = 5e-4
 
 def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> IdleTime:
     """The idle time of a simulated step; ``unlimited_s`` as in ``idle_time``."""
+    from ..simulators.alone import alone_s
     from ..simulators.run import simulate
 
-    return idle_time(
-        result.plan,
-        result.costs,
-        lambda plan, costs, sharing: simulate(plan, costs, result.cluster, sharing=sharing).step_s,
-        unlimited_s=unlimited_s,
-        waits=_waits(result),
-        known=result.known_step,
-    )
+    plan, cluster = evolve(result.plan, mesh=result.plan.mesh.in_order), result.cluster
+    if not result.by_default:
+        result = simulate(plan, result.costs, cluster)
+
+    def alone(each: Plan, update: bool) -> float:
+        return alone_s(each, result.costs, cluster, update, result.queues if each is plan else None)
+
+    return idle_time(plan, result.costs, result.step_s, alone, unlimited_s=unlimited_s, waits=_waits(result))
 
 
 def _waits(result: "SimulationResult") -> dict[str, float]:

@@ -15,7 +15,7 @@ from ..core.report.data import idle_data
 from ..core.report.schedule import schedule_data
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, costs_of, peak_of, search_limits
-from ..core.timing.idle import IdleTime, KnownStep, idle_time
+from ..core.timing.idle import IdleTime, idle_time
 from ..core.timing.orders import evaluate
 from .question import Report, UniformQuestion, key_of, parse_question, plain_question, progress
 from .results import File, schedule_file
@@ -74,16 +74,14 @@ def idle_of(scored: Scored) -> IdleTime:
     plan = plan_of_order(schedule.name, schedule.device_actions, schedule.placement, problem.microbatches)
     plan = evolve(plan, memory=MemoryPolicy(offload=scored.offload))
 
-    def step_time(plan: Plan, costs: Any, _: bool) -> float:
+    def alone(plan: Plan, _: bool) -> float:
         copies = scored.copies if plan.memory.offload else ()
         hop_s = problem.hop_s
         return evaluate(
             plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=hop_s, copies=copies
         ).makespan
 
-    step_s = scored.result.makespan
-    known = KnownStep(step_s, without_update_s=step_s, contended=False)
-    return idle_time(plan, costs, step_time, known=known)
+    return idle_time(plan, costs, scored.result.makespan, alone)
 
 
 def report_points(question: UniformQuestion, report: Report) -> None:

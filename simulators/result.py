@@ -15,7 +15,6 @@ from ..core.lowering.queues import Queues
 from ..core.lowering.residency import Timeline, device_timelines
 from ..core.plan.plan import Plan
 from ..core.ratios import bubble_ratio
-from ..core.timing.idle import KnownStep
 from ..core.timing.not_offloaded import NotOffloaded, tensors_not_offloaded
 from ..core.trace.trace import (
     COMPUTE_QUEUE,
@@ -110,32 +109,6 @@ class SimulationResult:
     def bubbles(self) -> tuple[dict[str, float], ...]:
         """Per device its idle seconds by cause (``panpipe.simulators.bubbles.CAUSES``)."""
         return device_bubbles(self.queues, self.operation_times, self.queue_times, self.tasks, self.step_s)
-
-    @cached_property
-    def known_step(self) -> KnownStep | None:
-        """What this run shows of the causes of idle time; None if its options were not the default ones."""
-        if not self.by_default:
-            return None
-        return KnownStep(self.step_s, self._without_update_s, self._contended)
-
-    @property
-    def _without_update_s(self) -> float | None:
-        """The step without what ends it; None where gradients are summed, which may delay other work."""
-        if any(
-            task.action.kind in (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, Kind.REDUCE_TIED, Kind.UNSHARD)
-            for task in self.tasks
-        ):
-            return None
-        done = [task.end_s for task in self.tasks if task.action.kind is not Kind.SYNC]
-        for actions, (_, ends) in zip(self.queues.compute, self.operation_times, strict=True):
-            steps = sum(action.kind is Kind.STEP for action in actions)  # a device's last operations
-            done += ends[: len(ends) - steps][-1:]
-        return max(done, default=0.0)
-
-    @property
-    def _contended(self) -> bool:
-        """Whether a transfer was slower than on a path of its own."""
-        return any(piece.held_by is not None for flow in self.flows for piece in flow.pieces or ())
 
     @cached_property
     def timelines(self) -> tuple[Timeline, ...]:

@@ -51,7 +51,7 @@ class TaskTimes:
     bytes: float = 0.0
 
 
-Routes = dict[tuple[Hop, ...], Route]
+Routes = dict[tuple[tuple[Hop, ...], float], Route]
 
 
 class RunningTask:
@@ -61,7 +61,7 @@ class RunningTask:
         moved: its transfers, by steps; the flows of a step run at the same time.
         devices: the queues of all devices, by rank, not yet begun.
         ahead: the task before it in its order.
-        routes: those of tasks that never run at the same time as this one, by what they cross; new ones are
+        routes: those of tasks that never run at the same time as this one, by what they cross and latency; new ones are
             added. None if there are no such tasks.
 
     Attributes:
@@ -144,10 +144,11 @@ class RunningTask:
 
 
 def _route(network: Network, phase: Phase, routes: Routes | None) -> Route:
-    known = None if routes is None else routes.get(phase.crossings)
-    route = known or network.route(phase.crossings, phase.latency_s, phase.bytes_per_s)
+    key = phase.crossings, phase.latency_s
+    known = None if routes is None else routes.get(key)
+    route = known or network.route(*key, phase.bytes_per_s)
     if routes is not None:
-        routes[phase.crossings] = route
+        routes[key] = route
     return route
 
 

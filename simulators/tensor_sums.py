@@ -38,10 +38,12 @@ class TensorSum:
         parts: kinds of ranks, and the bytes over each of their paths.
         extra_s: to add to the action's time from the stage's costs: the latencies on this cluster, without the time
             of the exchanges that the costs contain.
+        alone_s: the same, with the time of the parts on links that nothing else uses.
     """
 
     parts: tuple[tuple[str, float], ...]
     extra_s: float
+    alone_s: float
 
 
 def tensor_sums(
@@ -69,14 +71,15 @@ def tensor_sums(
 def _sum_of(
     cluster: GroupedCluster, device: int, found: TensorReductions, part: Callable[[TensorReductions], _Part]
 ) -> TensorSum:
-    parts, extra_s = [], 0.0
+    parts, extra_s, moved_s = [], 0.0, 0.0
     for each in found.each:
         ring = cluster.ring(device, each.over)
         count, size, seconds = part(each)
         extra_s += count * ring.latency_s - seconds
         if size:
             parts.append((each.over, size * ring.bytes))
-    return TensorSum(tuple(parts), extra_s)
+            moved_s += size * ring.bytes / ring.bytes_per_s
+    return TensorSum(tuple(parts), extra_s, extra_s + moved_s)
 
 
 def connect_sums(

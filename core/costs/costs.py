@@ -2,42 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from attrs import evolve, frozen
+from attrs import frozen
 from cattrs.gen import make_dict_unstructure_fn, override
 
 from ..actions import Action, Kind
 from ..documents import converter
 from .graph import OpGraph, fewest_copies, stage_of_nodes
 from .reductions import TensorReductions, sum_of
-
-
-@frozen
-class CollectiveTimes:
-    """Measured times of the collectives over a stage's replicas, in seconds each; None for what was not measured.
-
-    In a step they take longer than alone: the ranks compute meanwhile, and ranks of one host share its cores and
-    memory. Over gloo, with four ranks on two cores, a reduction of 117 MB took 150 to 240 ms in steps where the links
-    alone allow 18. What a backward sums while it runs is part of its own time.
-
-    Args:
-        shard: what the replicas shared in the steps that were measured (see ``core/policies/sharding``).
-        replicas: how many there were.
-        reduce_s: of REDUCE_GRAD.
-        scatter_s: of SCATTER_GRAD: what is left of it after the backward.
-        gather_s: of UNSHARD.
-    """
-
-    shard: str
-    replicas: int
-    reduce_s: float | None = None
-    scatter_s: float | None = None
-    gather_s: float | None = None
-
-    def scaled(self, ratio: float) -> "CollectiveTimes":
-        """The same, each ``ratio`` times as long."""
-        times = (self.reduce_s, self.scatter_s, self.gather_s)
-        reduce_s, scatter_s, gather_s = (None if seconds is None else seconds * ratio for seconds in times)
-        return evolve(self, reduce_s=reduce_s, scatter_s=scatter_s, gather_s=gather_s)
 
 
 @frozen
@@ -63,7 +34,6 @@ class StageCosts:
             ``backward_input_s``, ``backward_s`` and ``recompute_s``; None if it has none.
         largest_gradient_bytes: of the parameters' gradients the largest; 0 if it is unknown. What replicas share is
             summed in buckets of whole gradients.
-        collectives: measured times of the collectives over the stage's replicas; None if the links decide.
         gathered_bytes: memory of the parameters that replicas share, and of values computed from parameters alone,
             while the parameters are gathered; 0 for a whole stage.
         copies: see ``OpNode``.
@@ -86,7 +56,6 @@ class StageCosts:
     reductions: TensorReductions | None = None
     shared_bytes: int = 0
     largest_gradient_bytes: int = 0
-    collectives: CollectiveTimes | None = None
     gathered_bytes: int = 0
     copies: int = 1
 
@@ -128,7 +97,6 @@ converter.register_unstructure_hook(
         reductions=_later,
         shared_bytes=_later,
         largest_gradient_bytes=_later,
-        collectives=_later,
         gathered_bytes=_later,
         copies=_later,
     ),

@@ -31,13 +31,13 @@ from operator import itemgetter
 from ..actions import AT_START, LAST_BACKWARD, WORK_KINDS, Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Operation, collective_phases
-from ..costs.costs import CollectiveTimes, Compute, StageCosts
+from ..costs.costs import Compute, StageCosts
 from ..plan.items import Item, Task
 from ..plan.kinds import AFTER_STEP, Movement, TaskKind, declare
 from ..plan.memory import CHANGES
 from ..plan.plan import Plan
 from ..trace.trace import COLLECTIVE_QUEUE
-from .sharding import level_of, shards, shards_gradients, shards_parameters, unsharded_bytes
+from .sharding import shards, shards_gradients, shards_parameters, unsharded_bytes
 
 _NEEDS_GRADIENTS = "needs its gradients"
 _NEEDS_BUFFERS = "needs the memory of its gradients"
@@ -92,13 +92,6 @@ def _next(actions: Sequence[Action], item: Item, kinds: Collection[Kind]) -> int
     return next((at for at in later if actions[at].stage == stage and actions[at].kind in kinds), None)
 
 
-def _measured(plan: Plan, costs: Sequence[StageCosts], stage: int) -> CollectiveTimes:
-    """The measured times of a stage's collectives, where its replicas share the same in the plan."""
-    found, level = costs[stage].collectives, level_of(plan, stage)
-    fits = found is not None and (found.shard, found.replicas) == (level, plan.mesh.data)
-    return found if found is not None and fits else CollectiveTimes(level, plan.mesh.data)
-
-
 def _reduced(plan: Plan, costs: Sequence[StageCosts], stage: int) -> tuple[int, Operation]:
     """Bytes of the gradients that a stage's REDUCE_GRAD sums, and how; none where SCATTER_GRAD has summed them."""
     if shards_gradients(plan, stage):
@@ -107,23 +100,20 @@ def _reduced(plan: Plan, costs: Sequence[StageCosts], stage: int) -> tuple[int, 
 
 
 def over_replicas(kind: Kind, stage: int, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> Movement:
-    """The collective of a kind over the replicas of a stage: as measured, or by the algorithm that is fastest without
-    other traffic, in one bucket.
+    """The collective of a kind over the replicas of a stage, by the algorithm that is fastest without other traffic, in
+    one bucket.
 
     Args:
         kind: REDUCE_GRAD, SCATTER_GRAD or UNSHARD.
         costs: per stage, of whole stages.
         cluster: its devices in the order of ranks (``Mesh.arrange``).
     """
-    times = _measured(plan, costs, stage)
     if kind is Kind.REDUCE_GRAD:
-        (size, operation), known_s = _reduced(plan, costs, stage), times.reduce_s
+        size, operation = _reduced(plan, costs, stage)
     elif kind is Kind.SCATTER_GRAD:
-        size, operation, known_s = costs[stage].gradient_bytes, Operation.REDUCE_SCATTER, times.scatter_s
+        size, operation = costs[stage].gradient_bytes, Operation.REDUCE_SCATTER
     else:
-        size, operation, known_s = unsharded_bytes(plan, costs, stage), Operation.ALL_GATHER, times.gather_s
-    if known_s is not None:  # it includes the waits for shared links
-        return Movement(bytes=size, seconds=known_s)
+        size, operation = unsharded_bytes(plan, costs, stage), Operation.ALL_GATHER
     ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
     return Movement(
         [[phase] for phase in collective_phases(cluster, ranks, size, operation, sharers=plan.mesh.sharing)], size

@@ -3,7 +3,7 @@
 1. Each block of adjacent actions of a stage is a run. This holds least.
 2. Shortest first, parameters stay whole over the actions of other stages between two runs where they fit, if the
    all-gather that this saves would be exposed: it takes longer than these actions, or all collectives of the device
-   take longer than its actions, or their measured times include the processors'.
+   take longer than its actions.
 3. Each all-gather starts early enough to end before the run, while earlier actions compute, where the parameters fit.
 
 It needs what FSDP decides by heuristics (Zhao et al., arXiv 2304.11277, sections 3.3 and 4.1: what is resharded after
@@ -57,7 +57,7 @@ def with_runs(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, limits:
         )
         load_s = sum(gather_s[run.stage] for run in runs)
         load_s += sum(scatter_s.get(action.stage, 0.0) for action in actions if action.kind in (Kind.B, Kind.W))
-        hides = load_s <= sum(room.seconds) and all(costs[stage].collectives is None for stage in own)
+        hides = load_s <= sum(room.seconds)
         runs = _joined(runs, room, gather_s if hides else None)
         for run in runs:
             room.start_early(run, gather_s[run.stage])

@@ -5,8 +5,8 @@ mean idle time of a device. Its causes are removed one after another, and the sa
 share of a cause is the time by which its removal shortens the step, so the shares sum to the idle time exactly::
 
     the step as it is
-     │ update          optimizer steps, sums of tied weights and over replicas, and SYNC take no time
      │ shared links    every transfer has the full bandwidth of its path
+     │ update          optimizer steps, sums of tied weights and over replicas, and SYNC take no time
      │ host copies     nothing is offloaded
      │ messages        messages take no time
      │ recomputation   nothing is recomputed
@@ -19,9 +19,10 @@ The idle time that the order leaves is waiting for other stages: before a device
 forward it is fill and drain, in between steady state. The part due to the memory limit is known only if a schedule is
 known that is faster on the same stages and does not fit.
 
-These are seconds that the whole step would gain, found by other runs. What each device waited for in one run is another
-question, which ``simulators/bubbles.py`` answers with other causes: a device may wait seconds for a message (cause
-``communication`` there) whose removal would not shorten the step, because the next wait becomes longer.
+These are seconds that the whole step would gain, found by runs of the engine, which agrees with the simulator where no
+link is shared. What each device waited for in one run is another question, which ``simulators/bubbles.py`` answers with
+other causes: a device may wait seconds for a message (cause ``communication`` there) whose removal would not shorten
+the step, because the next wait becomes longer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,8 +55,9 @@ CAUSES = {
     UPDATE: "optimizer steps, sums of gradients, gathers of parameters",
 }
 
-StepTime = Callable[[Plan, Sequence[StageCosts], bool], float]
-"""Seconds of a step with these costs, where transfers share links or not, by the simulator."""
+StepTime = Callable[[Plan, bool], float]
+"""Seconds of a step of a plan in which every transfer has the full bandwidth of its path, and whether optimizer steps
+and all tasks but host copies take time."""
 
 NOISE = 1e-9
 """Share of a step below which a difference of two steps is rounding."""
@@ -83,42 +85,25 @@ class IdleTime:
         return self.step_s - self.compute_s
 
 
-@frozen
-class KnownStep:
-    """What an earlier run of the step has shown, so that it need not be run again.
-
-    Args:
-        step_s: the step.
-        without_update_s: the step without optimizer steps, sums of gradients, gathers of parameters and SYNC; None if
-            only another run shows it.
-        contended: whether sharing a link slowed any transfer.
-    """
-
-    step_s: float
-    without_update_s: float | None
-    contended: bool
-
-
 def idle_time(
     plan: Plan,
     costs: Sequence[StageCosts],
-    step_time: StepTime,
+    step_s: float,
+    alone: StepTime,
     *,
     unlimited_s: float | None = None,
     waits: Mapping[str, float] | None = None,
-    known: KnownStep | None = None,
 ) -> IdleTime:
     """The idle time of a plan by cause.
 
     Args:
         plan, costs: of the step.
-        step_time: runs a step on the plan's devices, in the order of ranks (``Mesh.arrange``).
+        step_s: the step as it is, with shared links.
+        alone: runs the plan itself, or without its host copies, on the same devices with the same costs.
         unlimited_s: the step of the fastest known order of the same stages without memory limits.
         waits: by link, how much longer transfers took because they shared it, in any unit; divides ``shared links``.
-        known: of a run of the plan by ``step_time``; what it shows is not run again.
     """
-    run = evolve(plan, mesh=plan.mesh.in_order)
-    left = step_s = known.step_s if known else step_time(run, costs, True)
+    left, run = step_s, plan
     causes = dict.fromkeys(CAUSES, 0.0)
 
     def without(cause: str, shorter_s: float) -> None:
@@ -126,17 +111,11 @@ def idle_time(
         if left - shorter_s > NOISE * step_s:
             causes[cause], left = left - shorter_s, shorter_s
 
-    costs = [evolve(cost, optimizer_s=0.0, gradient_bytes=0) for cost in costs]
-    run = evolve(run, tied=(), sync=False, shard=(), memory=evolve(run.memory, unshard=()))
-    if known is None or known.without_update_s is None:
-        without(UPDATE, step_time(run, costs, True))
-    else:
-        without(UPDATE, known.without_update_s)
-    if known is None or known.contended:
-        without(SHARED_LINKS, step_time(run, costs, False))
+    without(SHARED_LINKS, alone(run, True))
+    without(UPDATE, alone(run, False))
     if run.memory.offload:
         run = evolve(run, memory=evolve(run.memory, offload=()))
-        without(HOST_COPIES, step_time(run, costs, False))
+        without(HOST_COPIES, alone(run, False))
     final = evaluated(run, costs)
     without(MESSAGES, final.makespan)
     if run.memory.recompute:

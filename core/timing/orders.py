@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from attrs import frozen
 
 from ..actions import BACKWARD_KINDS, Action, Kind
+from ..cluster.routing import path_latency_s, path_rate
 from ..costs.costs import COMPUTE_SECONDS, Compute, StageCosts, StageEdge, compute_times
 from ..errors import RequestError
 from ..plan.items import Item, Task
@@ -31,9 +32,10 @@ from ..plan.memory_policy import TimedCopy
 from ..policies.recompute import with_recompute
 from ..ratios import bubble_ratio
 from ..trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
-from .engine import AheadLimit, Engine, Hop, at_once, refuse_cycle
+from .engine import AheadLimit, Engine, at_once, refuse_cycle
 
 if TYPE_CHECKING:  # schedules are evaluated without loading what plans need
+    from ..cluster.cluster import Cluster
     from ..lowering.queues import Queues
     from ..plan.plan import Plan
 
@@ -263,29 +265,39 @@ def _refuse_missing(action: Action, device: int, stage: int, where: int, kind: K
 def run_alone(
     plan: Plan,
     queues: Queues,
-    costs: Sequence[StageCosts] | None = None,
-    hop: Hop = at_once,
-    task_s: Sequence[float] | None = None,
+    seconds: Sequence[Sequence[float]] | None = None,
+    cluster: Cluster | None = None,
+    task_s: Sequence[float] = (),
     *,
     limit: AheadLimit | None = None,
 ) -> tuple[Engine, bool]:
-    """The step of a plan in which each queue of messages has links of its own.
+    """The step of a plan in which every transfer has the full bandwidth of its path.
 
     Args:
-        queues: of the lowered plan; of one replica: all run the same orders.
-        costs: per stage; None if everything takes no time.
-        task_s: duration of each task in seconds; None if they take no time.
+        queues: of the lowered plan, of one replica or of all.
+        seconds: of every compute item; None if everything takes no time.
+        cluster: its devices in the order of ranks; None if messages take no time.
+        task_s: duration of each task in seconds.
 
     Returns:
         The engine after its run, and whether it runs to its end.
     """
-    seconds = compute_times(queues.compute, costs or [StageCosts(0.0, 0.0, 0.0)] * len(plan.stages))
-    task_s = task_s or [0.0] * len(queues.tasks)
-    engine = Engine(queues.compute, seconds, queues.messages, hop, queues.tasks, task_s)
+
+    def hop(src: int, dst: int) -> tuple[float, float]:
+        assert cluster is not None
+        path = cluster.path(src, dst)
+        return path_latency_s(path), path_rate(path)
+
+    if seconds is None:
+        seconds, task_s = [[0.0] * len(actions) for actions in queues.compute], [0.0] * len(queues.tasks)
+    engine = Engine(queues.compute, seconds, queues.messages, at_once if cluster is None else hop, queues.tasks, task_s)
     own = [edge for edge in plan.edges if plan.placement[edge.src] == plan.placement[edge.dst]]
     if own:  # no message: what is computed too late is waited for without end
         rows = [[action for action in actions if action.kind is not Kind.STEP] for actions in queues.compute]
-        read_inputs(engine, rows, plan.placement, positions_of(rows, plan.placement), own, 0.0)
+        one = rows[: plan.devices]
+        positions = positions_of(one, plan.placement)
+        for first in range(0, len(rows), plan.devices):
+            read_inputs(engine, one, plan.placement, positions, own, 0.0, first)
     if limit is not None:
         engine.limit_ahead(limit)
     return engine, engine.run()

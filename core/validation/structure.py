@@ -17,7 +17,7 @@ from ..costs.costs import StageCosts
 from ..errors import RequestError
 from ..plan.memory_policy import HostCopy, StageOffload, StageUnshard, backward_of
 from ..plan.plan import Plan
-from ..policies.sharding import NONE, check_level, check_sharding, part_of_parameters, shards_parameters
+from ..policies.sharding import NONE, check_sharding, part_of_parameters, shards_parameters
 from ..wording import first_of
 
 
@@ -166,13 +166,10 @@ def _check_prediction(plan: Plan) -> None:
         )
     for stage, cost in enumerate(costs):
         found = asdict(cost)
-        found |= {f"collectives.{name}": value for name, value in (found.pop("collectives") or {}).items()}
         del found["reductions"]
         for each in cost.reductions.each if cost.reductions is not None else ():
             own = {name: value for name, value in asdict(each).items() if name not in ("over", "more")}
             found |= {f"reductions.{name}": value for name, value in own.items()}
-        level = found.pop("collectives.shard", NONE)
-        check_level(level)
         for name, value in found.items():
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise RequestError(f"{name} of stage {stage} is {value}: costs are finite and at least 0; plan again")

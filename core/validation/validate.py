@@ -14,8 +14,7 @@ from itertools import zip_longest
 from attrs import frozen
 
 from ..actions import COMM_KINDS, Action, Kind
-from ..cluster.routing import path_latency_s, path_rate
-from ..costs.costs import StageCosts
+from ..costs.costs import StageCosts, compute_times
 from ..errors import InfeasibleError, RequestError, refuse_other_kinds
 from ..lowering.lowering import lower
 from ..lowering.queues import Queues, queues_of
@@ -154,12 +153,8 @@ def _run_alone(plan: Plan, queues: Queues) -> tuple[Engine, bool]:
     if plan.prediction is None:
         return run_alone(plan, queues)
     costs, cluster = plan.prediction.costs, plan.mesh.arrange(plan.prediction.cluster)
-
-    def hop(src: int, dst: int) -> tuple[float, float]:
-        path = cluster.path(src, dst)
-        return path_latency_s(path), path_rate(path)
-
-    return run_alone(plan, queues, replica_costs(plan, costs), hop, seconds_alone(queues.tasks, plan, costs, cluster))
+    seconds = compute_times(queues.compute, replica_costs(plan, costs))
+    return run_alone(plan, queues, seconds, cluster, seconds_alone(queues.tasks, plan, costs, cluster))
 
 
 def check_memory(

@@ -2,11 +2,12 @@
 
 import pytest
 from attrs import evolve
+from panpipe.answers.step_tables import idle_of
 from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.timing.idle import HOST_COPIES, SHARED_LINKS, idle_time
+from panpipe.core.timing.idle import HOST_COPIES, SHARED_LINKS
 from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.core.trace.trace import HOST_MEMORY
@@ -129,12 +130,7 @@ def test_trace_has_the_copies_and_the_host_memory(tmp_path):
 
 def test_why_not_faster_names_host_copies_and_the_links_they_share():
     def causes(plan):
-        known = plan.prediction
-
-        def step_time(run, costs, sharing):
-            return simulate(run, costs, known.cluster, sharing=sharing).step_s
-
-        found = idle_time(plan, known.costs, step_time)
+        found = idle_of(simulate(plan))
         return {cause: seconds for cause, seconds in found.causes.items() if seconds}
 
     assert causes(one_device(100.0)) == {HOST_COPIES: 6.0}

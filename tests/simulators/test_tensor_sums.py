@@ -12,6 +12,7 @@ from panpipe.core.plan.memory_policy import StageOffload, Storage
 from panpipe.core.plan.plan import MemoryPolicy
 from panpipe.core.search import longest_path
 from panpipe.core.validation.structure import check_structure
+from panpipe.simulators.alone import alone_s
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of
@@ -50,8 +51,9 @@ def test_all_reduce_shares_links_with_messages():
     plan = two_stages("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", size=300, microbatches=2)
     (starts, ends), _ = simulate(plan).operation_times
     assert (starts[:2], ends[:2]) == ([0.0, 3.0], [3.0, pytest.approx(8.0)])
-    alone = simulate(plan, sharing=False).operation_times[0][1]
-    assert alone[1] == pytest.approx(6.0)
+    alone = simulate(plan, sharing=False)
+    assert alone.operation_times[0][1][1] == pytest.approx(6.0)
+    assert alone_s(plan, plan.prediction.costs, alone.cluster) == pytest.approx(alone.step_s)
 
 
 def test_recompute_repeats_the_all_reduces_of_the_forward():

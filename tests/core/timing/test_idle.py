@@ -3,7 +3,6 @@
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import Cluster, Device
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
@@ -19,18 +18,17 @@ from panpipe.core.timing.idle import (
     STEADY_STATE,
     idle_time,
 )
+from panpipe.simulators.alone import alone_s
 from panpipe.simulators.run import simulate
 
 from ...support.plans import orders, plan_of, plans, scheduled
 
 
 def explained(plan, **options):
-    cluster = plan.mesh.arrange(plan.prediction.cluster)
-
-    def step_time(run, costs, sharing):
-        return simulate(run, costs, cluster, sharing=sharing).step_s
-
-    return idle_time(plan, plan.prediction.costs, step_time, **options)
+    costs, cluster = plan.prediction.costs, plan.mesh.arrange(plan.prediction.cluster)
+    return idle_time(
+        plan, costs, simulate(plan).step_s, lambda run, update: alone_s(run, costs, cluster, update), **options
+    )
 
 
 def causes(plan, **options):
@@ -48,20 +46,6 @@ def test_causes_add_up_to_the_idle_time(plan):
     assert found.compute_s == pytest.approx(sum(once.busy_s) / plan.devices)
     assert sum(found.causes.values()) == pytest.approx(found.step_s - found.compute_s, rel=1e-9, abs=1e-9)
     assert min(found.causes.values()) >= 0
-
-
-@settings(max_examples=40)
-@given(plans(), st.booleans(), st.sampled_from(["own", "switch"]))
-def test_what_a_run_shows_is_what_other_runs_find(plan, sync, links):
-    plan = evolve(plan, sync=sync)
-    if links == "switch":
-        devices = plan.prediction.cluster.devices
-        cluster = Cluster(devices, ("switch",), tuple(Link(each.name, "switch", 5.0, 0.5) for each in devices))
-        plan = evolve(plan, prediction=evolve(plan.prediction, cluster=cluster))
-    result = simulate(plan)
-    found, alone = explained(plan, known=result.known_step), explained(plan)
-    assert found.step_s == alone.step_s
-    assert found.causes == pytest.approx(alone.causes, rel=1e-9, abs=1e-9 * found.step_s)
 
 
 def test_equal_stages_without_delays_fill_and_drain():

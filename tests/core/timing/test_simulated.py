@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.routing import Link
-from panpipe.core.costs.costs import CollectiveTimes
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.policies.sharding import LEVELS
 from panpipe.core.schedules.registry import find_family
@@ -18,6 +17,7 @@ from panpipe.core.search.finalize import draft
 from panpipe.core.search.problem.options import SearchSpace
 from panpipe.core.search.problem.setting import one_setting
 from panpipe.core.validation.validate import check_actions
+from panpipe.simulators.alone import alone_s
 from panpipe.simulators.run import simulate
 
 from ...support.plans import offloading_plans, plans, scheduled
@@ -57,9 +57,14 @@ def _of_positions(plan, peaks):
     return [max(peaks[device :: plan.devices]) for device in range(plan.devices)]
 
 
-def on_own_links(plan, bytes_per_s, latency_s):
-    """The plan on devices of which every two have a link of their own, and each has a host of its own at 16 bytes/s."""
+def on_own_links(plan, bytes_per_s, latency_s, between_bytes_per_s=8.0):
+    """The plan on devices of which every two have a link of their own, and each has a host of its own at 16 bytes/s;
+    the links between replicas have a rate of their own."""
     cluster = fully_connected(plan.mesh.ranks, 10**9, bytes_per_s, latency_s)
+    replica = {device.name: number // plan.devices for number, device in enumerate(cluster.devices)}
+    between = [link for link in cluster.links if replica[link.a] != replica[link.b]]
+    slower = [evolve(link, bytes_per_s=between_bytes_per_s) for link in between]
+    cluster = evolve(cluster, links=(*(link for link in cluster.links if link not in between), *slower))
     hosts = [Hub(f"host of {device.name}", "host") for device in cluster.devices]
     links = [Link(device.name, host.name, 16.0, 0.25) for device, host in zip(cluster.devices, hosts, strict=True)]
     cluster = evolve(cluster, hubs=tuple(hosts), links=(*cluster.links, *links))
@@ -68,23 +73,22 @@ def on_own_links(plan, bytes_per_s, latency_s):
 
 @st.composite
 def sharded_plans(draw):
-    """Two or three replicas that share any level; what they sum and gather takes random measured times."""
+    """Two or three replicas that share any level, with random sizes of what they sum and gather."""
     name, data = draw(st.sampled_from(FAMILIES)), draw(st.integers(2, 3))
     chunks = 1 if name in ("gpipe", "1f1b", "zb-h1") else 2
     plan = scheduled(name, draw(st.integers(1, 3)), draw(st.integers(1, 5)), chunks, data=data)
     source = random.Random(draw(st.integers(0, 2**32)))
     levels = [source.choice(LEVELS) for _ in plan.stages]
 
-    def cost(level):
-        times = (source.random() for _ in range(3))
+    def cost():
+        size = source.randrange(10, 200)
         seconds = [source.uniform(0.5, 2.0) for _ in range(4)]
         return evolve(
             plan.predicted.costs[0], forward_s=seconds[0], backward_input_s=seconds[1], backward_weight_s=seconds[2],
-            optimizer_s=seconds[3], parameter_bytes=80, gradient_bytes=80, optimizer_bytes=160,
-            collectives=CollectiveTimes(level, data, *times),
+            optimizer_s=seconds[3], parameter_bytes=size, gradient_bytes=size, optimizer_bytes=2 * size,
         )  # fmt: skip
 
-    costs = tuple(map(cost, levels))
+    costs = tuple(cost() for _ in levels)
     plan = evolve(plan, shard=tuple(levels), sync=source.random() < 0.3)
     return runs_of_all(evolve(plan, prediction=evolve(plan.prediction, costs=costs)), room=source.random() < 0.5)
 
@@ -162,6 +166,16 @@ def test_times_of_offloading_plans_are_the_simulators(plan, latency_s):
 @given(sharded_plans(), st.sampled_from([0.0, 0.5]))
 def test_times_of_sharded_plans_are_the_simulators(plan, latency_s):
     score_is_simulated(on_own_links(plan, float("inf"), latency_s))
+
+
+@settings(max_examples=QUICK, deadline=None)
+@given(st.one_of(plans(), offloading_plans(), sharded_plans()), st.booleans(), st.integers(0, 3))
+def test_step_without_shared_links_is_the_simulators_on_any_cluster(plan, sync, number):
+    clusters = one_switch(plan.mesh.ranks, 10.0, 0.02, both=12.0), one_host(plan.mesh.ranks, 20.0, 25.0)
+    clusters += two_switches(plan.mesh.ranks, 20.0, 8.0), one_switch(plan.mesh.ranks, 30.0, 0.0)
+    plan, cluster = evolve(plan, sync=sync), clusters[1 if plan.memory.offload else number]
+    alone = simulate(plan, cluster=cluster, sharing=False)
+    close(alone_s(plan, plan.predicted.costs, cluster), alone.step_s)
 
 
 def test_times_of_contended_plans_are_the_simulators():
