@@ -86,10 +86,9 @@ def pipeline(
             ``"pp=2,tp=2"``: ranks of the same stage hold parts of its parameters, and all get the same batch. Their
             mesh is that of the DTensors. See the page Planning of the docs for what is supported.
         backend: the transport, by name (``panpipe backends`` lists them) or as a BackendKind; by default gloo between
-            ranks and memcpy between threads. Or ``"simulator"``: one process runs the stage programs of all
-            ``devices`` on CPU tensors, at the times of the simulator. Losses, gradients and updates
-            are those of real devices; ``trace_step`` has the times of the cost model, and the saved tensors that were
-            alive on each device.
+            ranks and memcpy between threads. Or ``"simulator"``: threads of one process run the stage programs of all
+            ``devices`` on CPU tensors. Losses, gradients and updates are those of real devices; ``trace_step`` has the
+            times and the memory of the cost model, monitors the measured peak of saved tensors.
         devices: the torch device of every device of the pipeline, ``"cuda:0,cuda:1"``, or ``"cuda"`` for one GPU
             each; under ``torchrun`` of every rank, on the rank's own host. The model's tensors are moved there, as by
             ``Module.to``. By default the model's device; threads on GPUs use one GPU each. Random numbers of a GPU

@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -34,7 +34,7 @@ from .batch.losses import warn_if_cut_changes_loss
 from .devices.compute import compute_device
 from .devices.devices import assign_devices, device_of_rank
 from .devices.heap import SMALL, keep_freed_memory
-from .engine.clocked import VirtualDevices
+from .engine.workers import Clock
 from .launch.launch import make_team, mesh_for, rank_of_job, replica_here, virtual_team, world_size
 from .launch.meeting import Meeting
 from .launch.progress import Report, progress_lines, silent
@@ -53,6 +53,25 @@ from .training.agreement import InitialWeights, check_same, check_same_step, com
 from .update.trials import describe_update
 from .watch.activity import HERE
 from .weights import Weights, weights_from
+
+
+class VirtualDevices(Protocol):
+    """Devices that this machine does not have."""
+
+    def clock(self, plan: Plan, operators: Operators) -> Clock:
+        """The clock of a plan of this captured step.
+
+        Raises:
+            RequestError: the times of its operators are unknown.
+        """
+
+    def planned(self, operators: Operators, report: Report) -> Plan:
+        """A plan of a captured step.
+
+        Raises:
+            RequestError: the times of its operators are unknown.
+            InfeasibleError: no plan fits in memory.
+        """
 
 
 @with_gradients()

@@ -20,7 +20,7 @@ from ..core.policies.sharding import NONE
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshRequest, mesh_for, mesh_in_simulator, refuse_planned_only
-from .programs.graphs.supported import check_device, check_plan, check_sharing, refuse_offload
+from .programs.graphs.supported import check_device, check_plan
 from .settings import AUTO, Auto, Memory, PlanningOptions, Run
 from .update.training import Training
 
@@ -204,11 +204,10 @@ class PipelineOptions:
             raise RequestError(
                 "cuda_graphs=True captures what GPUs run, and backend 'simulator' has none: leave cuda_graphs out"
             )
+        levels, offload = [self.planning.shard], self.memory.offload not in (None, "none")
         if self.plan is not None:
-            check_plan(self.plan)
-        if self.memory.offload not in (None, "none"):
-            refuse_offload()
-        check_sharing([self.planning.shard])
+            levels, offload = [*levels, *self.plan.shard], offload or bool(self.plan.memory.offload)
+        check_plan(levels, offload)
 
     @property
     def microbatches(self) -> int:

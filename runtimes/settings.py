@@ -267,9 +267,9 @@ class Run:
             replays them: a step then has one call of the host for each action instead of one for each operator. Each
             device captures before its first message, and again for microbatches of another shape, for steps that add to
             gradients of earlier ones (``update=False``), and when a parameter's memory has moved. Results are the same
-            as without. All memory of the programs stays allocated between steps. Stages that run Python code are left
-            out, with a warning. Evaluations run without graphs. Not with ``offload``, nor with ``shard="gradients"`` or
-            ``"parameters"``. Has not run on a GPU yet.
+            as without. All memory of the programs stays allocated between steps. Devices of which a stage runs Python
+            code are left out, with a warning. Evaluations run without graphs. Not with ``offload``, nor with
+            ``shard="gradients"`` or ``"parameters"``. Has not run on a GPU yet.
         monitor: a function, or a list of them, called after each step with a ``panpipe.monitors.StepReport``: loss,
             times, bubble, memory peaks and messages of all devices of all ranks, throughput, norm, loss scale. It is
             called on the rank of the first device alone (rank 0, unless ``mesh`` orders ranks otherwise), and must not

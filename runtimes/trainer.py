@@ -28,11 +28,11 @@ from ..core.trace.trace import Trace
 from .batch.batch_agreement import NOT_UPDATED
 from .batch.example import Example, ModuleModes
 from .devices.compute import ComputeQueue
-from .engine.clocked import Clock
 from .engine.prepared import WEIGHT, Prepared
 from .engine.results import Batch, BatchResult, weight_of
 from .engine.step_data import StepInputs, StepOptions, StepRecord
 from .engine.tracing import measured_trace
+from .engine.workers import Clock
 from .launch.team import Team
 from .microbatches import BatchCutter, WrittenBatches, naming_difference
 from .monitor.monitors import Monitor
@@ -174,7 +174,6 @@ class Trainer:
         self.stages.tied.note()
         self.team.tensors.publish_gradients()
         state.steps, state.visits, state.metrics = state.steps + 1, 0, done.metrics
-        state.trace = done.trace or state.trace
         updates = options.ending is Ending.STEP
         if updates and not state.skipped:
             state.updates += 1
@@ -343,13 +342,11 @@ class Trainer:
         if ready.remark is not None and self.team.first:
             warn_caller(ready.remark)
         self.state.metrics = done.metrics if done.loss is not None else self.state.metrics
-        self.state.trace = done.trace or self.state.trace
         return done
 
     def gathered_trace(self, done: BatchResult) -> Trace:
         """The trace of all devices for a traced batch; all ranks call this together."""
-        self.state.trace = found = done.trace or measured_trace(done.plan, self._gather(done.records))
-        return found
+        return done.trace or measured_trace(done.plan, self._gather(done.records))
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:

@@ -3,7 +3,7 @@
 A message starts when it is sent, its receive is posted and the previous message has drained; latencies overlap.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from attrs import frozen
 
@@ -46,11 +46,8 @@ class Transfer(Flow):
 
     def arrived(self) -> None:
         """The receiver has it."""
-        channel = self.channel
-        self.arrived_s = channel.network.environment.now
-        if channel.on_arrival is not None:
-            channel.on_arrival(self.message)
-        channel.receiver.arrived(self.message.reader)
+        self.arrived_s = self.channel.network.environment.now
+        self.channel.receiver.arrived(self.message.reader)
 
 
 class Channel:
@@ -59,12 +56,9 @@ class Channel:
     Args:
         receiver: compute queue of the receiving device.
         eager: a send needs no posted receive.
-
-    Attributes:
-        on_arrival: called with each message that has arrived, before its reader may start; or None.
     """
 
-    __slots__ = ("issued", "network", "on_arrival", "posted", "receiver", "route", "started", "transfers")
+    __slots__ = ("issued", "network", "posted", "receiver", "route", "started", "transfers")
 
     def __init__(
         self, network: Network, route: Route, messages: Sequence[Message], receiver: DeviceQueue, eager: bool
@@ -72,7 +66,6 @@ class Channel:
         self.network = network
         self.route = route
         self.receiver = receiver
-        self.on_arrival: Callable[[Message], None] | None = None
         self.transfers = [Transfer(message, self) for message in messages]
         self.issued = 0
         self.posted = len(messages) if eager else 0

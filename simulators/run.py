@@ -1,7 +1,7 @@
 """One training step in SimPy: devices with in-order queues, shared links, and memory."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
@@ -18,9 +18,7 @@ from ..core.lowering.queues import Queues, queues_of
 from ..core.plan.items import Task
 from ..core.plan.plan import Plan
 from ..core.policies.sharding import replica_costs
-from ..core.trace.callback import ActionCallback
 from ..core.validation.validate import CheckedActions, check_placed
-from .callback_queue import CallbackQueue, connect_callbacks
 from .channels import connect, queue_times
 from .device import DeviceQueue
 from .network.network import ContendedError, Network
@@ -41,7 +39,6 @@ def simulate(
     sharing: bool = True,
     lowered: Sequence[Sequence[Action]] | None = None,
     checked: CheckedActions | None = None,
-    perform: ActionCallback | None = None,
 ) -> SimulationResult:
     """Run one step of a plan, with all its replicas. All of them take a stage's times from the same costs.
 
@@ -56,7 +53,6 @@ def simulate(
         lowered: per device its actions, in order; by default ``lower(plan)``.
         checked: the plan's checked actions, instead of ``lowered``: they are not lowered and sorted again, if the steps
             wait as in the plan.
-        perform: called for every action when it happens (see ``core/trace/callback.py``); an exception ends the run.
 
     Raises:
         RequestError: there are no costs or no cluster, or they do not fit the plan; the lowered lists do not match; or
@@ -71,9 +67,8 @@ def simulate(
     if plan.sync != (mode is OptimizerStep.BARRIER):
         run_plan, checked = evolve(plan, sync=not plan.sync), None
         lowered = None if lowered is None else with_sync(lowered, run_plan.sync)
-    # A callback may allocate much and need the collector.
-    with collector_paused() if perform is None else nullcontext():
-        if checked is None or perform is not None:
+    with collector_paused():
+        if checked is None:
             if lowered is None:
                 lowered = lower(run_plan)
             else:
@@ -82,12 +77,12 @@ def simulate(
         queues = one.replicated(plan.mesh.data)
         run = partial(_run, plan, costs, cluster, eager=eager, optimizer=mode, sharing=sharing)
         symmetry = None
-        if perform is None and plan.mesh.data > 1 and one.tasks and mode is not OptimizerStep.POST_VALIDATION:
+        if plan.mesh.data > 1 and one.tasks and mode is not OptimizerStep.POST_VALIDATION:
             symmetry = find_symmetry(plan, costs, cluster, one, queues)
         if symmetry is not None:
             with suppress(ContendedError):
                 return symmetry.of_all(run(one, joined=symmetry.joined), queues)
-        return run(queues, callback=None if perform is None else (perform, lowered or ()))
+        return run(queues)
 
 
 def _default_step(plan: Plan) -> OptimizerStep:
@@ -103,7 +98,6 @@ def _run(
     eager: bool,
     optimizer: OptimizerStep,
     sharing: bool,
-    callback: tuple[ActionCallback, Sequence[Sequence[Action]]] | None = None,
     joined: Sequence[Task] | None = None,
 ) -> SimulationResult:
     environment = Environment()
@@ -112,19 +106,11 @@ def _run(
     for seconds, own in zip(durations, sums, strict=False):
         for operation, sum_s in own.items():
             seconds[operation] += sum_s.extra_s
-    calling_back: list[CallbackQueue] = []
-    if callback is not None:
-        calling_back = [
-            CallbackQueue(environment, seconds, number, queues.compute[number], callback[0])
-            for number, seconds in enumerate(durations)
-        ]
-    devices: Sequence[DeviceQueue] = calling_back or [DeviceQueue(environment, seconds) for seconds in durations]
+    devices = [DeviceQueue(environment, seconds) for seconds in durations]
     network = Network(environment, alone=joined is not None)
     channels = connect(network, cluster, queues.messages, devices, eager)
     tasks = run_tasks(network, plan, costs, cluster, queues, devices, joined)
     sum_flows = connect_sums(network, cluster, sums, devices)
-    if callback is not None:
-        connect_callbacks(calling_back, callback[1], channels.values())
     if sharing:
         network.find_shared()
     if optimizer is OptimizerStep.POST_VALIDATION:

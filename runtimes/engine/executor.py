@@ -42,7 +42,7 @@ from ..update.update import Ending, Update
 from ..watch.activity import Activity
 from .instructions.instructions import Binder, Instruction
 from .lowered_plan import LoweredPlan
-from .step_data import Frame, LeafLoader, StepInputs, StepOptions, StepRecord, Transport
+from .step_data import Frame, LeafLoader, StepInputs, StepOptions, StepRecord
 from .tied import TiedReduction
 
 _DEFAULT = StepOptions()
@@ -164,7 +164,7 @@ class Executor:
                 may wait for its GPU, which makes captures of other devices there invalid.
         """
         frame, queue, trace = self._frame, self._queue, options.trace
-        record = self.begin(bound, inputs, queue.mark if options.watch else None, peaks=options.peaks)
+        record = self._begin(bound, inputs, queue.mark if options.watch else None, options.peaks)
         frame.traced = trace
         returns_memory = bound.first_run and queue.device.type == "cpu"
         if returns_memory:
@@ -190,7 +190,7 @@ class Executor:
         start, events = queue.mark() if trace else None, list[MarkedEvent]()
         with torch.no_grad():
             self._run_in_order(compute, events if trace else None)
-        self.end(bound, record, options.ending, before_update, events if trace else None)
+        self._end(bound, record, options.ending, before_update, events if trace else None)
         if trace:
             at = queue.nanoseconds
             record.start_ns, record.end_ns = at(start), at(queue.mark())
@@ -224,25 +224,16 @@ class Executor:
                 finally:
                     run.free_shared()  # they may be those of stand-ins
 
-    def begin(
-        self,
-        bound: BoundActions,
-        inputs: StepInputs,
-        now: Callable[[], Any] | None,
-        transport: Transport | None = None,
-        peaks: bool = False,
-    ) -> StepRecord:
+    def _begin(self, bound: BoundActions, inputs: StepInputs, now: Callable[[], Any] | None, peaks: bool) -> StepRecord:
         """Fill the frame for a step, and return its record.
 
         Args:
             now: the time for memory samples; None if the saved tensors are not watched.
-            transport: what moves messages between stages; the backend by default.
-            peaks: whether the largest magnitude of each output of F is recorded.
         """
         frame = self._frame
         frame.backend, frame.tied_reduced = self.backend, False
         frame.pending.clear()
-        frame.transport = self.backend if transport is None else transport
+        frame.transport = self.backend
         frame.loader = LeafLoader(self._queue, inputs.microbatches, bound.reads)
         frame.keys, frame.weights = inputs.keys, inputs.weights
         frame.seeds = list(self._queue.upload(inputs.seeds).unbind())
@@ -263,22 +254,15 @@ class Executor:
                 state.shared.free()
         return record
 
-    def end(
+    def _end(
         self,
         bound: BoundActions,
         record: StepRecord,
         ending: Ending,
-        before_update: Callable[[StepRecord], None] | None = None,
-        events: list[MarkedEvent] | None = None,
+        before_update: Callable[[StepRecord], None] | None,
+        events: list[MarkedEvent] | None,
     ) -> None:
-        """Run what follows the last compute action: reductions and optimizer steps.
-
-        Args:
-            ending: what is done with the gradients.
-            before_update: called first.
-            events: receives the recorded actions; None if the step is not traced.
-        """
-        self._frame.backend = self.backend
+        """Run what follows the last compute action: reductions and optimizer steps."""
         with torch.no_grad():
             if before_update is not None:
                 self._activity.doing("the end of the step")

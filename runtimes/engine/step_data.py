@@ -18,7 +18,7 @@ arrived, so that their tensors can be freed.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
@@ -56,16 +56,6 @@ class Message:
         if self.handle is not None:
             self.handle.wait()
             self.handle = self.tensors = None
-
-
-class Transport(Protocol):
-    """The part of a backend that messages between stages use."""
-
-    def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
-        """See :class:`Backend`."""
-
-    def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
-        """See :class:`Backend`."""
 
 
 def finished_sends(
@@ -259,7 +249,7 @@ class Frame:
     """The state of the current step on one device.
 
     Args:
-        transport: what moves messages between stages; usually the same.
+        transport: what moves messages between stages: the backend, or what captures graphs.
         loader: loads the batch's leaves that this device reads; None between steps.
         seeds: for each microbatch the gradient of its loss: its share of the samples, a scalar tensor.
         scale: factor on the seeds that are computed, a scalar tensor; None for 1.
@@ -275,7 +265,7 @@ class Frame:
     """
 
     backend: Backend
-    transport: Transport
+    transport: Backend
     queue: ComputeQueue
     update: Update
     loader: LeafLoader | None = None

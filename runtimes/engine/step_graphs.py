@@ -24,18 +24,12 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ...backends.contract import Handle
+from ...backends.contract import Backend, Handle
 from ...backends.streams import release_unused
 from ...core.actions import RECV_KINDS, SEND_KINDS, WORK_KINDS, Action
 from ...core.errors import RequestError
 from ..programs.graphs.graph_pool import CudaGraphPool, alone_on, graph_pool
-from ..programs.graphs.graphed_stage import (
-    CallKey,
-    Capture,
-    GraphedCall,
-    GraphedStage,
-    UngraphedStage,
-)
+from ..programs.graphs.graphed_stage import CallKey, Capture, GraphedCall, GraphedStage
 from ..programs.stage_run import StageRun
 from .executor import Prepare
 from .instructions.instructions import Instruction
@@ -61,13 +55,11 @@ class StepGraphs:
     """The graphs of one device for microbatches of certain shapes.
 
     Args:
-        stages: of the device that have graphs, each once.
-        others: of the device without graphs, each once.
+        stages: of the device, each once.
     """
 
     instructions: Sequence[Instruction]
     stages: Sequence[GraphedStage]
-    others: Sequence[UngraphedStage]
     pool: CudaGraphPool
     _addresses: list[int] = field(factory=list, init=False)
     _captured: dict[tuple[bool, ...], CapturedStep] = field(factory=dict, init=False)
@@ -119,8 +111,6 @@ class StepGraphs:
         frame.meter = frame.peaks = None
         for stage in self.stages:
             stage.capture = capture
-        for other in self.others:
-            other.kept = []
         try:
             for instruction in self.instructions:
                 self._capture_one(instruction, capture, buffers)
@@ -132,8 +122,6 @@ class StepGraphs:
             for stage in self.stages:
                 stage.capture = None
                 stage.run.forget()
-            for other in self.others:
-                other.kept = None
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
         _LOG.info(
@@ -165,7 +153,11 @@ class StepGraphs:
 
 @frozen
 class GraphWrapping:
-    """Wraps the stages of one device by ones that capture graphs of their actions, and replay them."""
+    """Wraps the stages of one device by ones that capture graphs of their actions, and replay them.
+
+    A device of which one stage has no graphs runs all of its stages without: that stage may read an input at any later
+    time, and graphs reuse memory.
+    """
 
     pool: CudaGraphPool
     device: torch.device
@@ -179,20 +171,15 @@ class GraphWrapping:
         self, runs: Sequence[Mapping[int, StageRun]]
     ) -> tuple[list[dict[int, StageRun]], Callable[[Sequence[Instruction]], Prepare | None]]:
         """See `Wrapping`."""
-        graphed, others = dict[int, GraphedStage](), dict[int, UngraphedStage]()
-        replaced = []
-        for own in runs:
-            stages = dict(own)
-            for index, run in own.items():
-                if run.has_graphs:
-                    stages[index] = graphed.setdefault(id(run), GraphedStage(run))
-                else:
-                    stages[index] = others.setdefault(id(run), UngraphedStage(run))
-            replaced.append(stages)
+        if not all(run.has_graphs for own in runs for run in own.values()):
+            return [dict(own) for own in runs], lambda _: None
+        graphed = dict[int, GraphedStage]()
+        replaced: list[dict[int, StageRun]] = [
+            {index: graphed.setdefault(id(run), GraphedStage(run)) for index, run in own.items()} for own in runs
+        ]
 
         def preparation_of(instructions: Sequence[Instruction]) -> Prepare | None:
-            steps = StepGraphs(instructions, [*graphed.values()], [*others.values()], self.pool)
-            return steps.prepare if graphed else None
+            return StepGraphs(instructions, [*graphed.values()], self.pool).prepare if graphed else None
 
         return replaced, preparation_of
 
@@ -211,14 +198,19 @@ def _refusal(action: Action, error: RuntimeError) -> RequestError:
     )
 
 
-class _NoTransport:
+class _NoTransport(Backend):
     """Moves nothing: the messages of a capture."""
+
+    name = "none"
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
         return _Ended()
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
         return _Ended()
+
+    def close(self, failure: BaseException | None = None) -> None:
+        pass
 
 
 class _Ended:

@@ -5,31 +5,32 @@ from contextlib import ExitStack
 from threading import Barrier
 
 import torch
-from attrs import evolve
 
 from ...core.logs import set_thread
 from ...core.lowering.queues import sending_pairs
 from ...core.plan.plan import Plan
-from ...core.trace.trace import MemorySample, Trace
+from ...core.trace.trace import Trace
 from ..devices.compute import compute_queue
 from ..launch.team import Team
 from ..offload.device_offload import DeviceOffload
 from ..update.stage_state import StageState
 from ..update.training import Training
 from ..update.update import NormParameters, Update
-from .clocked import Clock, ClockedStep, one_thread
 from .executor import BoundActions, Executor, Wrapping
 from .prepared import Prepared
 from .results import Batch, BatchResult
 from .step_data import StepInputs, StepOptions, StepRecord
 from .tied import TiedReduction
 
+Clock = Callable[[Plan], Trace]
+"""The trace of a step of a plan on devices that this machine does not have; a simulator is a clock."""
+
 
 class Workers:
     """The devices of this process.
 
     Args:
-        clock: runs virtual devices, all of them in this process; None for real ones.
+        clock: the times of virtual devices; None for real ones.
         wrapping: torch device → what wraps the stages there; None for nothing.
 
     Attributes:
@@ -96,8 +97,7 @@ class Workers:
         before_update: Callable[[int], None] | None,
         after: Callable[[int], None] | None,
     ) -> tuple[dict[int, StepRecord], Trace | None]:
-        prepared, trace = batch.prepared, None
-        begun: dict[int, StepRecord] = {}
+        prepared = batch.prepared
         ready = Barrier(len(self.queues)) if self._wrapping is not None and not prepared.bound else None
 
         def work(device: int) -> StepRecord:
@@ -112,11 +112,7 @@ class Workers:
                     stack.callback(ready.abort)  # nobody waits for a device that failed
                 stack.enter_context(self.queues[device].active())
                 executor, bound = self.executor(device), self._bound(prepared, device)
-                if device in begun:
-                    record = begun[device]
-                    executor.end(bound, record, options.ending, end)
-                else:
-                    record = executor.run(bound, inputs, options, end, ready)
+                record = executor.run(bound, inputs, options, end, ready)
                 with self._team.waiting("the results"):
                     batch.collect(device)
                 if after is not None:
@@ -126,47 +122,17 @@ class Workers:
 
         for queue in self.queues.values():
             queue.begin(options.trace)
-        if self._clock is not None:
-            begun, trace = self._compute_under(self._clock, prepared, inputs, options.peaks)
         with self._team.tensors.communicating():
             records = self._team.run_local(work)
         for queue in self.queues.values():
             queue.end()
-        return records, trace
-
-    def _compute_under(
-        self, clock: Clock, prepared: Prepared, inputs: StepInputs, peaks: bool
-    ) -> tuple[dict[int, StepRecord], Trace]:
-        """Run everything before the reductions and optimizer steps on all devices, under a clock.
-
-        Returns:
-            Device → its record, and the clock's trace with the measured saved tensors.
-        """
-        bound = {device: self._bound(prepared, device) for device in self._team.local}
-        step = ClockedStep(prepared.plan, bound)
-        records = {
-            device: self.executor(device).begin(
-                each, inputs, lambda: step.now_s, step.exchange.transport(device), peaks
-            )
-            for device, each in bound.items()
-        }
-        with one_thread():
-            trace = clock(prepared.plan, step.run_moment)
-        step.check_done()
-        memory = [
-            MemorySample(device, at_s, "saved", alive)
-            for device, record in records.items()
-            for at_s, alive in record.memory
-        ]
-        return records, evolve(trace, memory=tuple(sorted(memory, key=lambda sample: sample.time_s)))
+        return records, None if self._clock is None else self._clock(prepared.plan)
 
     def _bound(self, prepared: Prepared, device: int) -> BoundActions:
         """A device's instructions for these microbatches."""
         if device not in prepared.bound:
-            # A clock frees a sent message when it arrives, so its devices need no limit on running ahead.
-            lowered = prepared.lowered if self._clock is None else evolve(prepared.lowered, ahead_limit=None)
             self._team.connect(sending_pairs(prepared.plan))  # microbatches of another shape may need others
-            prepared.bound[device] = self.executor(device).bind(lowered, prepared.runs[device])
+            prepared.bound[device] = self.executor(device).bind(prepared.lowered, prepared.runs[device])
         return prepared.bound[device]
 
     def executor(self, device: int) -> Executor:

@@ -29,10 +29,9 @@ from ...core.plan.plan import Plan
 from ..batch.example import Example
 from ..batch.shapes import Dims, Shapes
 from ..devices.compute import compute_device
-from ..engine.clocked import Clock
 from ..engine.prepared import PreparedSteps
 from ..engine.step_graphs import GraphWrapping
-from ..engine.workers import Workers
+from ..engine.workers import Clock, Workers
 from ..launch.team import Team
 from ..offload.device_offload import DeviceOffload
 from ..offload.offloads import offloads
@@ -138,7 +137,7 @@ def set_up_plan(
     check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
     team.connect(sending_pairs(plan))
     if programs.graphs:
-        check_plan(plan)
+        check_plan(plan.shard, bool(plan.memory.offload))
         warn_of_ungraphed(first)
     kind = next(iter(where.values())).type
     cut = cut_of(first.operators, first.stages)

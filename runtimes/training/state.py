@@ -16,7 +16,6 @@ from torch._C import DisableTorchFunctionSubclass
 
 from ...core.errors import RequestError
 from ...core.tensor_metadata import METADATA_FUNCTIONS, first_of, name_of
-from ...core.trace.trace import Trace
 from ..metrics import LazyValue
 from ..update.stage_state import StageState
 
@@ -181,7 +180,6 @@ class PipelineState:
         norm: the global norm of the last update's gradients, before clipping; None without ``clip_norm``.
         skipped: whether the last update was skipped because a gradient or the loss was not finite.
         metrics: the other parts of the last batch's result.
-        trace: of the last traced step; None if there is none.
     """
 
     seed: int = 0
@@ -193,4 +191,3 @@ class PipelineState:
     norm: Tensor | None = None
     skipped: bool = False
     metrics: LazyValue[dict[str, float]] = field(factory=lambda: LazyValue(dict), repr=False)
-    trace: Trace | None = field(default=None, repr=False)

@@ -1,14 +1,13 @@
 """What the devices hold of saved tensors at the end of each action: by the storages' finalizers, and as predicted."""
 
 from bisect import bisect_right
-from collections.abc import Iterable
 
 from panpipe.core.actions import WORK_KINDS, Action
 from panpipe.core.capture.programs.stage_programs import StageMemory
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.plan import Plan
-from panpipe.core.trace.trace import MemorySample, Trace
+from panpipe.core.trace.trace import Trace
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.simulators.result import SimulationResult
 from panpipe.simulators.run import simulate
@@ -64,19 +63,4 @@ def measured(trace: Trace) -> Held:
         at = [bisect_right(times, event.end_s) for event in events]
         sizes = [samples[i - 1].bytes if i else 0 for i in at]
         found.append([(str(event.action), size) for event, size in zip(events, sizes, strict=True)])
-    return found
-
-
-def changes_of(samples: Iterable[MemorySample]) -> dict[int, dict[float, float]]:
-    """Per device the saved tensors from each moment at which they change on, however often they do at that moment.
-
-    Times less than a nanosecond apart are one moment: a simulated trace shows a peak within one a little earlier.
-    """
-    found: dict[int, dict[float, float]] = {}
-    for sample in samples:
-        if sample.kind == "saved":
-            found.setdefault(sample.device, {0.0: 0})[round(sample.time_s, 9)] = sample.bytes
-    for device, held in found.items():
-        sizes = [None, *held.values()]
-        found[device] = {at: size for before, (at, size) in zip(sizes, held.items(), strict=False) if size != before}
     return found

@@ -7,7 +7,7 @@ import torch
 from attrs import frozen
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.diagnose.parity import reference_step
-from panpipe.runtimes.engine.clocked import Clock
+from panpipe.runtimes.engine.workers import Clock
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.programs.stage_compiler import StageCompiler

@@ -7,10 +7,6 @@ During a capture the stage's Python runs as in a step: it holds and frees saved 
 first F, sets the first gradient of a parameter and adds the others. A replay repeats what was recorded of that, sets
 the seeds of random draws, and sets the gradients of parameters that the capture set.
 
-A stage without graphs on a device whose other stages have some runs its programs in every step. While the others are
-captured it runs nothing: it returns tensors like those of a step, and keeps what it is given
-until the capture ends: in a step it may read an input at any later time, and no graph may reuse that memory.
-
 The bytes that a stage holds for a microbatch are noted while its actions are captured: a replay frees nothing, so
 nothing there shows when a step frees its saved tensors. A watched step gets a tensor on the meta device instead, with
 as many bytes, from and until the same actions. A tensor that two stages of a device hold counts for both.
@@ -27,20 +23,8 @@ from torch.utils import _pytree as pytree
 from ....core.actions import Kind
 from ....core.capture.graph.random_draws import GraphGenerators
 from ....core.capture.graph.storages import storage_sizes
-from ....core.capture.programs.stage import Boundary
 from ..stage_run import StageRun
 from .graph_pool import CudaGraph, CudaGraphPool
-
-
-class WrappedStage(StageRun):
-    """A stage in the place of another one: what it does not define itself is the other's."""
-
-    def __init__(self, run: StageRun) -> None:
-        self.run, self.index, self.batch, self.boundary = run, run.index, run.batch, run.boundary
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.run, name)
-
 
 CallKey = tuple[int, Kind, int]
 """Stage, kind, microbatch."""
@@ -99,8 +83,8 @@ class Capture:
             return torch.empty_like(tensor)
 
 
-class GraphedStage(WrappedStage):
-    """A stage that captures its actions, or replays them.
+class GraphedStage(StageRun):
+    """A stage that captures the actions of another one, or replays them; what it does not define is the other's.
 
     Attributes:
         capture: receives the captured actions; None to replay.
@@ -109,12 +93,15 @@ class GraphedStage(WrappedStage):
     """
 
     def __init__(self, run: StageRun) -> None:
-        super().__init__(run)
+        self.run, self.index, self.batch, self.boundary = run, run.index, run.batch, run.boundary
         self.capture: Capture | None = None
         self.calls: Mapping[CallKey, GraphedCall] = {}
         self.stand_ins: dict[int, Tensor] = {}
         self._holds: dict[int, int] = {}
         self._no_key = torch.full((3,), -1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.run, name)
 
     def forward(
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
@@ -229,53 +216,3 @@ class GraphedStage(WrappedStage):
         size = self._holds.get(microbatch, 0)
         stand_in = self.stand_ins[microbatch] = torch.empty(size, dtype=torch.uint8, device="meta")
         return [stand_in]
-
-
-class UngraphedStage(WrappedStage):
-    """A stage that runs its programs.
-
-    Attributes:
-        kept: what it is given while the other stages are captured; None outside of a capture.
-    """
-
-    def __init__(self, run: StageRun) -> None:
-        super().__init__(run)
-        self.kept: list[Any] | None = None
-
-    def forward(
-        self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        if self.kept is None:
-            return self.run.forward(microbatch, boundary, leaves, key)
-        self.kept += boundary
-        return [self._like(each) for each in self.outputs], [torch.zeros(()) for _ in self.results]
-
-    def backward(
-        self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
-    ) -> list[list[Tensor]]:
-        if self.kept is None:
-            return self.run.backward(microbatch, tangents, seed, leaves, key)
-        return self._returned(tangents)
-
-    def backward_input(
-        self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
-    ) -> list[list[Tensor]]:
-        if self.kept is None:
-            return self.run.backward_input(microbatch, tangents, seed, leaves, key)
-        return self._returned(tangents)
-
-    def backward_weight(self, microbatch: int, seed: Tensor, leaves: tuple[Any, ...], key: Tensor) -> None:
-        if self.kept is None:
-            self.run.backward_weight(microbatch, seed, leaves, key)
-
-    def recompute(self, microbatch: int, leaves: tuple[Any, ...], key: Tensor) -> None:
-        if self.kept is None:
-            self.run.recompute(microbatch, leaves, key)
-
-    def _returned(self, tangents: dict[int, Tensor]) -> list[list[Tensor]]:
-        assert self.kept is not None
-        self.kept += tangents.values()
-        return [[self._like(self.boundary[place]) for place in places] for places in self.returned.values()]
-
-    def _like(self, each: Boundary) -> Tensor:
-        return torch.zeros(each.shape, dtype=each.dtype, device=self.run.device)

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Sequence
 
 from ....core.errors import RequestError
-from ....core.plan.plan import Plan
 from ....core.policies.sharding import LEVELS, part_of_gradients
 from ..compiled import Compiled
 from .graph_pool import has_graphs
@@ -26,14 +25,16 @@ def check_device(device_type: str) -> None:
         )
 
 
-def check_sharing(levels: Sequence[str]) -> None:
-    """Refuse replicas that share gradients or parameters.
+def check_plan(levels: Sequence[str], offloads: bool) -> None:
+    """Refuse what graphs do not support.
 
     Args:
         levels: what replicas share; by stage, or as the user asked.
+        offloads: whether saved tensors are offloaded. A graph reads one at the address at which the capture saved it.
 
     Raises:
-        RequestError: they do. Their gradients are sent during a backward, and their parameters' memory moves.
+        RequestError: saved tensors are offloaded; or replicas share gradients or parameters: gradients are then sent
+            during a backward, and the memory of parameters moves.
     """
     found = next((level for level in levels if level in LEVELS and part_of_gradients(level)), None)
     if found is not None:
@@ -41,36 +42,18 @@ def check_sharing(levels: Sequence[str]) -> None:
             f"cuda_graphs=True does not support shard='{found}': backwards then communicate, and a graph repeats "
             "operators of one device alone; use Memory(shard='optimizer'), or leave cuda_graphs out"
         )
-
-
-def check_plan(plan: Plan) -> None:
-    """Refuse a plan with actions that graphs do not support.
-
-    Raises:
-        RequestError: its replicas share gradients or parameters, or it offloads saved tensors.
-    """
-    check_sharing(plan.shard)
-    if plan.memory.offload:
-        refuse_offload()
-
-
-def refuse_offload() -> None:
-    """Refuse to offload saved tensors.
-
-    Raises:
-        RequestError: always. A graph reads a saved tensor at the address at which the capture saved it.
-    """
-    raise RequestError(
-        "cuda_graphs=True does not support offload: graphs read saved tensors at fixed addresses, and an offloaded one "
-        "comes back at another; use Memory(recompute=), or leave cuda_graphs out"
-    )
+    if offloads:
+        raise RequestError(
+            "cuda_graphs=True does not support offload: graphs read saved tensors at fixed addresses, and an offloaded "
+            "one comes back at another; use Memory(recompute=), or leave cuda_graphs out"
+        )
 
 
 def warn_of_ungraphed(compiled: Compiled) -> None:
-    """Warn of the stages of this process that run without graphs."""
+    """Warn of the stages of this process that have no graphs; the others of their devices run without, too."""
     for stage, programs in compiled.programs.items():
         reason = programs.host_read and f"{programs.host_read} reads values on the host"
         if compiled.runs_python(stage):
             reason = "a part of it stays Python (`panpipe doctor` names the line)"
         if reason is not None:
-            warnings.warn(f"stage {stage} runs without CUDA graphs: {reason}", stacklevel=2)
+            warnings.warn(f"stage {stage} runs without CUDA graphs, as do all of its device: {reason}", stacklevel=2)

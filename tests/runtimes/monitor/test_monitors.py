@@ -83,12 +83,10 @@ def test_numbers_of_simulated_devices_are_those_of_the_simulator():
         devices="2xRTX3090", plan="1f1b",
         run=panpipe.Run(monitor=reports.append, progress=False),
     )  # fmt: skip
-    pipe.step(batch_with())
+    _, trace = pipe.trace_step(batch_with())
     (report,) = reports
-    assert report.time_s == pipe._session.trainer.state.trace.step_s
-    assert [d.bubble for d in report.devices] == pytest.approx(
-        list(bubble_per_device(pipe._session.trainer.state.trace))
-    )
+    assert report.time_s == trace.step_s
+    assert [d.bubble for d in report.devices] == pytest.approx(list(bubble_per_device(trace)))
     assert report.messages == 8
 
 

@@ -8,7 +8,7 @@ from attrs import evolve
 from panpipe.core.lowering.derive import synchronised
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.engine.clocked import Clock
+from panpipe.runtimes.engine.workers import Clock
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.monitor.monitors import Monitor

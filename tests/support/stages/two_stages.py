@@ -11,7 +11,7 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.graph.randomness import random_key
 from panpipe.core.plan.plan import Plan
-from panpipe.runtimes.devices.compute import ComputeQueue, HostQueue
+from panpipe.runtimes.devices.compute import ComputeQueue
 from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.step_data import StepInputs
 from panpipe.runtimes.engine.step_graphs import GraphWrapping
@@ -99,7 +99,7 @@ class TwoStages:
         own = {stage.index: self.states[stage.index] for stage in plan.stages_on(backend.device)}
         update = Update(plan, own, NormParameters(()), None, torch.device("cpu"))
         wrapping = None if pool is None else GraphWrapping(pool, torch.device("cpu"))
-        return Executor(plan, backend, queue or HostQueue(), TiedReduction(plan, {}), update, wrapping=wrapping)
+        return Executor(plan, backend, queue or ComputeQueue(), TiedReduction(plan, {}), update, wrapping=wrapping)
 
     def on(self, plan: Plan, device: int) -> list[dict[int, StageRun]]:
         """For each microbatch a device's stages by index."""
