@@ -11,8 +11,6 @@ starts when the item before it in its queue has ended, and all that it waits for
 2. A message waits for its send, for its receive to be posted, and for the message before it to have drained. It arrives
    one latency after it has drained.
 3. A task waits for each of its items to be issued, and for the tasks that its items wait for; its readers wait for it.
-4. Where a limit is given on how far a stage runs ahead of its readers (see `backpressure`), F waits for the transfer of
-   the stage's output that many microbatches before, to each of its readers.
 
 It is the only computation of times that knows every policy: validation, the planner's own score of a plan, and the
 evaluation of schedules run it. `compiled` has the same rules for compute orders inside searches, `contended` adds
@@ -24,19 +22,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NoReturn
 
-from ..actions import Kind
 from ..costs.costs import Compute
 from ..errors import RequestError
 from ..plan.items import Message, Task
 
-AheadLimit = Callable[[int, int], int]
-"""(stage, reader) → how many microbatches the stage may run ahead of the transfers to that reader."""
 Hop = Callable[[int, int], tuple[float, float]]
 """(sending device, receiving device) → latency in seconds, and bytes/s."""
 Operations = tuple[tuple[Sequence[float], Sequence[float]], ...]
 """Per device the starts and the ends of its compute items."""
 
-_READS, _AHEAD = "reads its output", "may not run further ahead of it"
+_READS = "reads its output"
 _NOT_YET = -1.0
 
 
@@ -70,7 +65,6 @@ class Engine:
         self._waits: list[tuple[tuple[int, float], ...]] = [()] * self._first[-1]
         """Per item what it waits for: places in ``_times``, each with a delay from then on."""
         self._pairs: dict[tuple[int, int], tuple[int, float]] = {}  # number of its first message, and latency
-        self._ahead: set[tuple[int, int]] = set()
         for pair, queue in self._messages.items():
             self._add_messages(pair, queue, *hop(*pair))
         self._add_tasks(task_s)
@@ -116,24 +110,6 @@ class Engine:
         own, other, waits = self._first[device], self._first[source], self._waits
         for position, issued in pairs:
             waits[own + position] += ((other + issued, delay_s),)
-
-    def limit_ahead(self, limit: AheadLimit) -> None:
-        """Let forwards wait until their stage is no longer too far ahead of its readers."""
-        forwards = {
-            (action.stage, action.microbatch): first + position
-            for first, actions in zip(self._first, self._compute, strict=False)
-            for position, action in enumerate(actions)
-            if action.kind is Kind.F
-        }
-        for pair, queue in self._messages.items():
-            first, latency_s = self._pairs[pair]
-            for number, message in enumerate(queue, first):
-                stage, reader, microbatch = message.send.stage, message.send.peer, message.send.microbatch
-                if message.send.kind is Kind.SEND_F and reader is not None and microbatch is not None:
-                    later = forwards.get((stage, microbatch + limit(stage, reader)))
-                    if later is not None:
-                        self._waits[later] += ((~number, self._seconds[number] + latency_s),)
-                        self._ahead.add((later, number))
 
     @property
     def operations(self) -> Operations:
@@ -237,9 +213,7 @@ class Engine:
             sources = (source if source >= 0 else ~source for source, _ in self._waits[item])
             source = next((each for each in sources if each in heads), heads[item])
             if not why:
-                ahead = (stuck, source) in self._ahead
                 why = self._tasks[source - self._first_task].reason if source >= self._first_task else _READS
-                why = _AHEAD if ahead else why
             if source < self._first[-1]:
                 return source, why
             item = source

@@ -32,7 +32,7 @@ from ..plan.memory_policy import TimedCopy
 from ..policies.recompute import with_recompute
 from ..ratios import bubble_ratio
 from ..trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
-from .engine import AheadLimit, Engine, at_once, refuse_cycle
+from .engine import Engine, at_once, refuse_cycle
 
 if TYPE_CHECKING:  # schedules are evaluated without loading what plans need
     from ..cluster.cluster import Cluster
@@ -268,8 +268,6 @@ def run_alone(
     seconds: Sequence[Sequence[float]] | None = None,
     cluster: Cluster | None = None,
     task_s: Sequence[float] = (),
-    *,
-    limit: AheadLimit | None = None,
 ) -> tuple[Engine, bool]:
     """The step of a plan in which every transfer has the full bandwidth of its path.
 
@@ -298,8 +296,6 @@ def run_alone(
         positions = positions_of(one, plan.placement)
         for first in range(0, len(rows), plan.devices):
             read_inputs(engine, one, plan.placement, positions, own, 0.0, first)
-    if limit is not None:
-        engine.limit_ahead(limit)
     return engine, engine.run()
 
 

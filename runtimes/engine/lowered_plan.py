@@ -21,8 +21,6 @@ from ...core.lowering.queues import queues_of
 from ...core.plan.kinds import task_kinds
 from ...core.plan.plan import Plan
 from ...core.policies.replicas import collectives
-from ...core.timing.engine import AheadLimit
-from ...core.validation.backpressure import choose_ahead_limit
 from ...core.validation.validate import check_actions, check_resources
 from ..programs.compiled import Layout
 
@@ -43,13 +41,11 @@ class LoweredPlan:
 
     Args:
         lowered: the lowered actions of each device, without those that move nothing for these microbatches.
-        ahead_limit: how far stages may run ahead of their readers; None for no limit.
         fences: per device, compute action → the actions of its other queues that it waits for.
     """
 
     plan: Plan
     lowered: Lowered
-    ahead_limit: AheadLimit | None = None
     fences: Sequence[Fences] = field()
 
     @fences.default
@@ -96,9 +92,7 @@ def lowered_plan(plan: Plan, layouts: Sequence[Layout]) -> LoweredPlan:
         check_resources(check_actions(wanted, lowered, placed=True))
     pairs = [message_pairs(layout) for layout in layouts]
     moving = tuple(tuple(a for a in actions if _moves_something(a, pairs)) for actions in lowered)
-    stages_in_turn = bool(wanted.memory.unshard)  # a stage may wait for the end of an earlier one, so it has no limit
-    limit = choose_ahead_limit(wanted, lowered) if wanted.forward_only and not stages_in_turn else None
-    return LoweredPlan(wanted, moving, limit, find_fences(wanted, lowered))
+    return LoweredPlan(wanted, moving, find_fences(wanted, lowered))
 
 
 def _reduced_in_order(lowered: Lowered, plan: Plan) -> Lowered:

@@ -16,7 +16,7 @@ from .instructions import Binder, Call, Instruction, executes
 def _bind_forward(binder: Binder, action: Action) -> Instruction:
     run, microbatch = binder.run_of(action), action.microbatch or 0
     wait = _arrivals(binder, Kind.RECV_F, action.stage, microbatch, run.senders)
-    return Instruction(action, _limited_ahead(binder, run, microbatch, wait), _forward(binder, run, microbatch))
+    return Instruction(action, wait, _forward(binder, run, microbatch))
 
 
 @executes(Kind.B)
@@ -85,26 +85,6 @@ def _arrivals(binder: Binder, kind: Kind, stage: int, microbatch: int, senders: 
                 sent.finish_send()
 
     return wait if expected else None
-
-
-def _limited_ahead(binder: Binder, run: StageRun, microbatch: int, wait: Call | None) -> Call | None:
-    """``wait``, after a wait for the sends of earlier microbatches that the limit on running ahead requires."""
-    if binder.ahead_limit is None:
-        return wait
-    ahead = {dst: microbatch - binder.ahead_limit(run.index, dst) for dst in run.outgoing}
-    earlier = [
-        binder.message(run.index, dst, before)
-        for dst, before in ahead.items()
-        if before >= 0 and binder.placement[dst] != binder.device
-    ]
-
-    def wait_for_readers() -> None:
-        for message in earlier:
-            message.finish_send()
-        if wait is not None:
-            wait()
-
-    return wait_for_readers if earlier else wait
 
 
 def _forward(binder: Binder, run: StageRun, microbatch: int) -> Call:

