@@ -38,10 +38,10 @@ def fingerprint(parts: Sequence[Tensor]) -> Tensor:
     """The fingerprint of the concatenation of tensors of one device and dtype: a scalar int64 on that device.
 
     Args:
-        parts: such as the rows of a batch's microbatches; of any layout except nested ones.
+        parts: strided, such as the rows of a batch's microbatches; those on meta are left out.
     """
     with torch.no_grad():
-        parts = [dense for part in parts for dense in _dense(part.detach())]
+        parts = [part.detach().resolve_conj().resolve_neg() for part in parts if not part.is_meta]
         if not parts:
             return torch.zeros((), dtype=torch.int64)
         words = _words(parts)
@@ -65,22 +65,6 @@ def _sums_of_rows(words: Tensor) -> Tensor:
     if rest:
         sums[-1] = (words[whole * _ROW :] * factors[:rest]).sum()
     return sums
-
-
-def _dense(tensor: Tensor) -> list[Tensor]:
-    """The strided tensors with a tensor's values; none for a tensor on meta."""
-    if tensor.is_meta:
-        return []
-    if tensor.layout is torch.strided:
-        return [tensor.resolve_conj().resolve_neg()]
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce()
-        return [tensor.indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [tensor.to_dense()]
 
 
 def _words(parts: Sequence[Tensor]) -> Tensor:

@@ -19,9 +19,8 @@ Not run on a GPU yet; tests prove the order with streams that record it.
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -31,18 +30,17 @@ from ...backends.contract import Handle
 from ...backends.streams import Streams, streams_of
 
 
-class ComputeQueue(ABC):
-    """The compute queue of one device of a pipeline.
+class ComputeQueue:
+    """The compute queue of one device of a pipeline: on a CPU the calling thread, which runs operations synchronously.
 
     Attributes:
         device: where its tensors are.
         runs_ahead: whether the host issues operations before they run.
     """
 
-    device: torch.device
-    runs_ahead: bool
+    device = torch.device("cpu")
+    runs_ahead = False
 
-    @abstractmethod
     def begin(self, traced: bool) -> None:
         """Make this queue wait for everything that the caller has issued so far; called by the thread of the step.
 
@@ -50,82 +48,43 @@ class ComputeQueue(ABC):
             traced: whether marks will be used.
         """
 
-    @abstractmethod
     def end(self) -> None:
         """Make what the caller issues from now on wait for everything in this queue; called by the same thread."""
 
-    @abstractmethod
-    def active(self) -> Any:
+    def active(self) -> AbstractContextManager[None]:
         """A context in which this thread issues to this queue."""
+        return nullcontext()
 
-    @abstractmethod
     def mark(self) -> Any:
         """A mark at the current position of the queue."""
+        return time.perf_counter_ns()
 
-    @abstractmethod
     def nanoseconds(self, mark: Any) -> int:
         """The time at which a mark was reached, on the monotonic clock. Waits for it."""
+        return int(mark)
 
-    @abstractmethod
     def load(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
         """A batch's tensors on this device, and a ticket for `loaded`; the host does not wait for their copies."""
+        return list(values), None
 
-    @abstractmethod
     def loaded(self, ticket: Any) -> None:
         """Make what is issued to this queue from now on wait for a load."""
 
-    @abstractmethod
     def upload(self, tensor: Tensor) -> Tensor:
         """A small CPU tensor on this device, for what follows; the host does not wait for its copy."""
+        return tensor
 
-    @abstractmethod
     def start_read(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Copy a tensor to the host after what was issued so far; the host does not wait.
 
         Returns:
             Waits for the copy, and returns it.
         """
+        return lambda: tensor
 
     def read(self, tensor: Tensor) -> Tensor:
         """The tensor on the host. Waits for everything that was issued to the queue so far."""
         return self.start_read(tensor)()
-
-
-class HostQueue(ComputeQueue):
-    """The calling thread, which runs operations synchronously."""
-
-    runs_ahead = False
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-
-    def begin(self, traced: bool) -> None:
-        """Nothing is in flight."""
-
-    def end(self) -> None:
-        """Nothing is in flight."""
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        yield
-
-    def mark(self) -> int:
-        return time.perf_counter_ns()
-
-    def nanoseconds(self, mark: Any) -> int:
-        return int(mark)
-
-    def load(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        return list(values), None
-
-    def loaded(self, ticket: Any) -> None:
-        """The load has already run."""
-
-    def upload(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def start_read(self, tensor: Tensor) -> Callable[[], Tensor]:
-        return lambda: tensor
 
 
 class StreamQueue(ComputeQueue):
@@ -196,7 +155,7 @@ class StreamQueue(ComputeQueue):
 def compute_queue(device: torch.device, number: int) -> ComputeQueue:
     """The queue of a device of the pipeline."""
     streams = streams_of(device)
-    return HostQueue() if streams is None else StreamQueue(device, number, streams)
+    return ComputeQueue() if streams is None else StreamQueue(device, number, streams)
 
 
 def compute_device(tensors: Iterable[Tensor]) -> torch.device:

@@ -25,7 +25,7 @@ Rows are joined in the order of the microbatches::
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
@@ -132,7 +132,7 @@ class Batch:
             self.joined = JoinedRows(prepared, pieces, team, where, everywhere)
         self._tables: dict[int, Tensor] = {}
         self._handles: dict[int, list[Handle]] = {}
-        self._summed: dict[int, Tensor] = {}
+        self._numbers: dict[int, Tensor] = {}
         self._collected: set[int] = set()
         self._own = self._rows = LazyValue[Rows](list)
         self._losses: dict[int, Tensor] = {}
@@ -187,15 +187,18 @@ class Batch:
         self._collected.add(device)
         self.agreement.collect()
         self._wait_arrivals(device)
-        start_read, first = self._queues[device].start_read, device == self._team.local[0]
-        if first:
-            read = start_read(self._tables[device]) if self._computed else None
-            self._own = self._rows = LazyValue(partial(_rows_of, self._parts, self._computed, read))
-        replicas = self._team.replicas_of(device)
-        if replicas is None or self.joined is not None:
+        if self.joined is not None:
             return
-        rows = self._device_rows(device)
-        table = self._summed[device] = sum_rows(rows, replicas, self._most, self.agreement.differ())
+        start_read, first = self._queues[device].start_read, device == self._team.local[0]
+        rows = self._numbers[device] = self._device_rows(device)
+        if first:
+            read_own = start_read(rows)
+            self._own = self._rows = LazyValue[Rows](lambda: read_own().tolist())
+        replicas = self._team.replicas_of(device)
+        if replicas is None:
+            return
+        table = sum_rows(rows, replicas, self._most, self.agreement.differ())
+        self._numbers[device] = table.flatten(0, 1)[:, 1:]
         if first:
             read = start_read(table)
             of_each = LazyValue(lambda: gathered(read()))
@@ -241,37 +244,15 @@ class Batch:
             return None
         device = self._team.local[0] if device is None else device
         if device not in self._losses:
-            prepared, summed = self.prepared, device in self._summed
-            losses, weights = self._summed_losses(device) if summed else self._own_losses(device)
-            as_numbers = summed and (prepared.weight_dtype is None or not prepared.weighted)
-            self._losses[device] = mean_loss(losses, weights, prepared.weighted, as_numbers)[0]
+            prepared, numbers = self.prepared, self._numbers[device]
+            weights, computed = numbers[:, WEIGHT], prepared.weighted and prepared.weight_dtype is not None
+            if computed:
+                weights = weights.to(prepared.weight_dtype)
+            elif not prepared.weighted and self._team.replicas > 1:  # they are samples, not shares of a batch
+                weights = weights / weights.sum()
+            losses = numbers[:, LOSS].to(prepared.loss_dtype).unbind()
+            self._losses[device] = mean_loss(losses, weights.unbind(), prepared.weighted, not computed)[0]
         return self._losses[device]
-
-    def _own_losses(self, device: int) -> tuple[list[Tensor], list[Any]]:
-        """Losses and weights of this replica's microbatches."""
-        prepared = self.prepared
-        found: dict[tuple[int, int], Tensor] = {}
-        if self._computed:
-            values = self._tables[device].unbind()
-            found = {(place, m): value for (place, m, _), value in zip(self._computed, values, strict=True)}
-        losses, weights = list[Tensor](), list[Any]()
-        for m, row in enumerate(self._parts):
-            loss, weight = found.get((LOSS, m)), found.get((WEIGHT, m))
-            if loss is None:
-                losses.append(torch.tensor(_known(row[LOSS]), dtype=prepared.loss_dtype))
-            else:
-                losses.append(loss.to(prepared.loss_dtype))
-            weights.append(_known(row[WEIGHT]) if weight is None else weight.to(prepared.weight_dtype))
-        return losses, weights
-
-    def _summed_losses(self, device: int) -> tuple[list[Tensor], list[Any]]:
-        """Losses and weights of all replicas' microbatches; zeros for those that a replica does not have."""
-        prepared, (_, losses, weights) = self.prepared, self._summed[device].flatten(0, 1).t()[:3]
-        if prepared.weighted:
-            weights = weights if prepared.weight_dtype is None else weights.to(prepared.weight_dtype)
-        else:  # weights are samples here, not shares of a batch
-            weights = weights / weights.sum()
-        return list(losses.to(prepared.loss_dtype).unbind()), list(weights.unbind())
 
     def metrics(self) -> LazyValue[dict[str, float]]:
         """The means of the metrics over the microbatches of all replicas; empty for a function that returns rows.
@@ -292,17 +273,6 @@ class Batch:
 def _known(part: Part) -> float:
     """A number that the host knows; 0 in the place of one that is computed."""
     return 0.0 if isinstance(part, Computed) else part
-
-
-def _rows_of(
-    parts: Sequence[Sequence[Part]], computed: Sequence[tuple[int, int, Computed]], read: Callable[[], Tensor] | None
-) -> Rows:
-    """The numbers of each microbatch, with the computed ones in their places."""
-    rows = [[_known(part) for part in row] for row in parts]
-    if read is not None:
-        for (place, m, _), value in zip(computed, read().tolist(), strict=True):
-            rows[m][place] = value
-    return rows
 
 
 def _means_of_metrics(rows: LazyValue[Rows], names: Sequence[str]) -> dict[str, float]:

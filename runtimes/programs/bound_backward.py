@@ -1,4 +1,4 @@
-"""B, I or W of a stage, bound to the tensors that are the same in every call, so that a call only passes the others."""
+"""B, I or W of a stage: which tensors it reads, the sinks of its gradients, and the messages that it returns."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,19 +10,13 @@ from ...core.capture.programs.stage import Boundary, StageInputs
 from ...core.capture.programs.stage_programs import Backward
 from ..update.gradient_sinks import GradientSink
 
-_KEY = -1
-"""Marks the random key among positions in the batch."""
-
-
-def _none() -> list[Tensor]:
-    return []
-
 
 class BoundBackward:
     """B, I or W of one stage.
 
     Args:
-        static: parameters, buffers and constants, in the order of ``inputs``.
+        static: parameters, buffers and constants, in the order of ``inputs``; the program reads some of them, and of
+            what follows them among the inputs of F.
         loss: position of the loss among the stage's outputs; None if another stage computes it.
         sinks: creates the sink of gradients of parameters, from these and whether SCATTER_GRAD directly follows.
         returned: for each message of gradients, positions of its tensors among the boundary inputs.
@@ -43,7 +37,6 @@ class BoundBackward:
         sinks: Callable[[Sequence[nn.Parameter], bool], GradientSink],
         returned: Sequence[Sequence[int]],
         device: torch.device,
-        shared: Callable[[], list[Tensor]] = _none,
         scattered: bool = True,
     ) -> None:
         boundary_count = len(inputs.boundary)
@@ -58,23 +51,7 @@ class BoundBackward:
         self._created = program.created
         self._loss = loss
         self._tangents = program.tangents
-        self._fixed: list[Any] = []
-        self._fill: list[tuple[int, int]] = []
-        self._shared, self._fill_shared = shared, list[tuple[int, int]]()
-        before = len(program.saved) + len(program.created)
-        end = len(static) + len(inputs.batch) + inputs.random
-        for i in program.inputs:
-            place = i - boundary_count
-            if place < len(static):
-                self._fixed.append(static[place])
-            elif place >= end:
-                self._fill_shared.append((before + len(self._fixed), place - end))
-                self._fixed.append(None)
-            else:
-                leaf = place - len(static)
-                number = inputs.batch[leaf] if leaf < len(inputs.batch) else _KEY
-                self._fill.append((before + len(self._fixed), number))
-                self._fixed.append(None)
+        self._reads = [i - boundary_count for i in program.inputs]
 
     @property
     def reads_seed(self) -> bool:
@@ -87,8 +64,7 @@ class BoundBackward:
         created: list[Any],
         tangents: dict[int, Tensor],
         seed: Tensor,
-        leaves: tuple[Any, ...],
-        key: Tensor,
+        inputs: Sequence[Any],
         release: bool = True,
         sink: GradientSink | None = None,
     ) -> tuple[list[list[Tensor]], list[Any]]:
@@ -96,22 +72,15 @@ class BoundBackward:
 
         Args:
             tangents: position of an output → its gradient.
+            inputs: of F, without the tensors from other stages.
             release: whether to empty ``saved`` and ``created``, so that each tensor is freed after its last use.
             sink: gets the gradients of parameters; None for that of the stage.
 
         Returns:
             The messages of gradients, contiguous, with zeros for tensors without a gradient; and what I creates for W.
         """
-        given = [saved[i] for i in self.saved]
-        if self._created:
-            given += [created[i] for i in self._created]
-        given += self._fixed
-        for place, leaf in self._fill:
-            given[place] = key if leaf == _KEY else leaves[leaf]
-        if self._fill_shared:
-            shared = self._shared()
-            for place, number in self._fill_shared:
-                given[place] = shared[number]
+        given = [*(saved[i] for i in self.saved), *(created[i] for i in self._created)]
+        given += [inputs[i] for i in self._reads]
         loss = self._loss
         for output in self._tangents:
             given.append(seed if output == loss else tangents[output])

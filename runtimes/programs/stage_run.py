@@ -5,7 +5,6 @@ The first F of a step also computes what all microbatches of the stage read and 
 """
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -118,8 +117,6 @@ class StageRun:
             *(state.buffers[name] for name in inputs.buffers),
             *(constant_on(constants[name], state.device) for name in inputs.constants),
         ]
-        # No method of this run, which would be a cycle: the tensors of a dropped run are to be freed at once.
-        self._shared_tensors = partial(self._shared.of, programs.shared, self._static)
         self._boundary_count = len(inputs.boundary)
         self._random = inputs.random
         self._forward = programs.forward_alone if recompute else programs.forward
@@ -139,7 +136,6 @@ class StageRun:
                 state.sink,
                 returned,
                 self._device,
-                self._shared_tensors,
                 program is not programs.backward_input,
             )
             for program in (programs.backward, programs.backward_input, programs.backward_weight)
@@ -243,12 +239,13 @@ class StageRun:
         if whole or not split:
             tangents, saved = self._run_forward_on_zeros(recompute, leaves, key)
             if whole and self._backward is not None:
-                self._backward.run(saved, [], tangents, seed, leaves, key, sink=self._backward.discarded())
+                given = self._given([], leaves, key)
+                self._backward.run(saved, [], tangents, seed, given, sink=self._backward.discarded())
         if split and self._backward_input is not None and self._backward_weight is not None:
             tangents, saved = self._run_forward_on_zeros(recompute, leaves, key)
-            first, second = self._backward_input, self._backward_weight
-            _, created = first.run(saved, [], tangents, seed, leaves, key, False, first.discarded())
-            second.run(saved, created, {}, seed, leaves, key, sink=second.discarded())
+            first, second, given = self._backward_input, self._backward_weight, self._given([], leaves, key)
+            _, created = first.run(saved, [], tangents, seed, given, False, first.discarded())
+            second.run(saved, created, {}, seed, given, sink=second.discarded())
 
     def _run_forward_on_zeros(
         self, recompute: bool, leaves: tuple[Any, ...], key: Tensor
@@ -268,7 +265,7 @@ class StageRun:
             given += [leaves[i] for i in self.batch]
         if self._random:
             given.append(key)
-        given += self._shared_tensors()
+        given += self._shared.of(self.programs.shared, self._static)
         return given
 
     def free_shared(self) -> None:
@@ -311,7 +308,8 @@ class StageRun:
         if program is None:
             boundary, device = self.programs.inputs.boundary, self._device
             return [[zeros(boundary[place], device) for place in places] for places in self.returned.values()]
-        return program.run(saved, [], tangents, seed, leaves, key, sink=None if scattered else program.sink_apart)[0]
+        given, sink = self._given([], leaves, key), None if scattered else program.sink_apart
+        return program.run(saved, [], tangents, seed, given, sink=sink)[0]
 
     def backward_input(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
@@ -327,7 +325,8 @@ class StageRun:
             self._created[microbatch] = [tangents]
             return []
         saved = self._saved[microbatch]
-        messages, created = program.run(saved, [], tangents, seed, leaves, key, release=False)
+        given = self._given([], leaves, key)
+        messages, created = program.run(saved, [], tangents, seed, given, release=False)
         self._created[microbatch] = created
         keep = self._kept_for_weight
         self._saved[microbatch] = [value if i in keep else None for i, value in enumerate(saved)]
@@ -337,7 +336,7 @@ class StageRun:
         """W. Adds the gradients of the parameters."""
         created, program = self._created.pop(microbatch, []), self._backward_weight
         if program is not None:
-            program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
+            program.run(self._saved.pop(microbatch), created, {}, seed, self._given([], leaves, key))
         elif microbatch in self._saved:
             self._run_backward(microbatch, created[0] if created else {}, seed, leaves, key)
 
