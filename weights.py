@@ -6,8 +6,8 @@ from typing import Any
 
 from .core.errors import refuse_other_kinds
 from .runtimes.pipeline import Pipeline
-from .runtimes.session import Session
-from .runtimes.training.averages import AverageFunction, Visit, WeightAverage
+from .runtimes.trainer import Trainer
+from .runtimes.training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
 
 __all__ = ["ema", "on_parameters", "whole_parameters"]
 
@@ -37,7 +37,10 @@ def ema(
         >>> with average.applied():  # doctest: +SKIP
         ...     loss = pipe.evaluate(batch)
     """
-    return _session(pipe).ema(decay, buffers, function)
+    trainer = _with_values(pipe)
+    if function is not None:
+        trainer.team.tensors.refuse("ema(function=) of a pipeline")
+    return trainer.averages.add(decay, buffers, function)
 
 
 def on_parameters(pipe: Pipeline, function: Visit) -> dict[str, Any]:
@@ -56,7 +59,12 @@ def on_parameters(pipe: Pipeline, function: Visit) -> dict[str, Any]:
     """
     kind: Any = Callable  # for mypy it is no type
     refuse_other_kinds("function", function, kind, "a function of a parameter's name and the parameter")
-    return _session(pipe).on_parameters(function)
+    trainer = _with_values(pipe)
+    trainer.team.tensors.refuse("on_parameters of a pipeline")
+    trainer.state.visits += 1
+    key = trainer.state.seed, trainer.state.steps, trainer.state.visits
+    with trainer.stages.whole_parameters():
+        return visit_parameters(trainer.whole_model, trainer.stages.states, function, key)
 
 
 def whole_parameters(pipe: Pipeline) -> AbstractContextManager[None]:
@@ -71,9 +79,13 @@ def whole_parameters(pipe: Pipeline) -> AbstractContextManager[None]:
         >>> with panpipe.weights.whole_parameters(pipe):  # doctest: +SKIP
         ...     norm = model.head.weight.norm()
     """
-    return _session(pipe).whole_parameters()
+    return _with_values(pipe).stages.whole_parameters()
 
 
-def _session(pipe: Pipeline) -> Session:
+def _with_values(pipe: Pipeline) -> Trainer:
+    """The trainer of a pipeline, whose parameters have values."""
     refuse_other_kinds("pipe", pipe, Pipeline, "what panpipe.pipeline(...) returned")
-    return pipe._session
+    trainer = pipe._session.trainer
+    trainer.refuse_closed()
+    trainer.stages.ensure_values()
+    return trainer

@@ -1,6 +1,5 @@
 """What a `Pipeline` consists of: the trainer, checkpoints, and changes of its plan."""
 
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +17,6 @@ from .metrics import LazyValue, Metrics
 from .replan.plan_changes import PlanChanges
 from .trainer import Trainer
 from .training.agreement import InitialWeights
-from .training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
 from .update.optimizers import GivenOptimizer
 from .weights import Weights
 
@@ -125,28 +123,3 @@ class Session:
 
     def _stage_optimizers(self) -> list[Optimizer]:
         return [each.optimizer for each in self.trainer.stages.states.values() if each.optimizer is not None]
-
-    def ema(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
-        """Keep an average of the weights; see `panpipe.weights.ema`."""
-        if function is not None:
-            self.trainer.team.tensors.refuse("ema(function=) of a pipeline")
-        self.trainer.refuse_closed()
-        self.trainer.stages.ensure_values()
-        return self.trainer.averages.add(decay, buffers, function)
-
-    def on_parameters(self, function: Visit) -> dict[str, Any]:
-        """Call a function with every parameter of this process; see `panpipe.weights.on_parameters`."""
-        trainer = self.trainer
-        trainer.team.tensors.refuse("on_parameters of a pipeline")
-        trainer.refuse_closed()
-        trainer.stages.ensure_values()
-        trainer.state.visits += 1
-        key = trainer.state.seed, trainer.state.steps, trainer.state.visits
-        with trainer.stages.whole_parameters():
-            return visit_parameters(self.model, trainer.stages.states, function, key)
-
-    def whole_parameters(self) -> AbstractContextManager[None]:
-        """A context in which parameters are whole; see `panpipe.weights.whole_parameters`."""
-        self.trainer.refuse_closed()
-        self.trainer.stages.ensure_values()
-        return self.trainer.stages.whole_parameters()

@@ -138,8 +138,6 @@ class _GraphPipeline:
         # Dynamo deletes this information about arguments after compilation.
         self._module_arguments = [place for place, node in enumerate(self._arguments) if _of_module(node)]
         self._check = SampleCheck(graph)
-        self._symbols = [_symbol(node) for node in self._arguments]
-        self._is_tensor = [isinstance(node.meta.get("example_value"), Tensor) for node in self._arguments]
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         key = tuple(
@@ -182,7 +180,7 @@ class _GraphPipeline:
         sizes = microbatch_sizes(samples, self._options.microbatches)
         if not sizes:
             return None
-        numbers = self._numbers(batched)
+        numbers = self._check.numbers(batched)
         probes = [next(size for size in _PROBES if size != sizes[0])] if len(sizes) > 1 else []
         nodes = {size: self._node_info(arguments, batched, numbers, size, samples) for size in {*sizes, *probes}}
         info = nodes[sizes[0]]
@@ -227,7 +225,7 @@ class _GraphPipeline:
             place, rest = min(some), batched - some
             probe = next(one for one in _PROBES if one != samples)
             try:
-                self._node_info(arguments, rest, self._numbers(rest), probe, samples)
+                self._node_info(arguments, rest, self._check.numbers(rest), probe, samples)
             except RequestError:
                 continue
             raise RequestError(
@@ -276,15 +274,6 @@ class _GraphPipeline:
     def _name(self, place: int) -> str:
         return str(self._arguments[place].name).removeprefix("l_").removesuffix("_")
 
-    def _numbers(self, batched: set[int]) -> set[int]:
-        """Positions of the numbers that are the size of the batch, by Dynamo's names of sizes."""
-        sizes = {self._symbols[place] for place in batched}
-        return {
-            place
-            for place, symbol in enumerate(self._symbols)
-            if symbol is not None and symbol in sizes and not self._is_tensor[place]
-        }
-
 
 _FIX = (
     "its code holds the size of the batch, or an output has another dimension 0: compile with dynamic=True, or mark it "
@@ -320,14 +309,6 @@ def _of_module(node: fx.Node) -> bool:
     name = str(getattr(getattr(known, "source", None), "name", ""))
     parameter = isinstance(getattr(known, "example", None), nn.Parameter)
     return parameter or name.startswith("G[") or any(part in name for part in _OF_MODULES)
-
-
-def _symbol(node: fx.Node) -> str | None:
-    """Dynamo's symbol of a number, or of the size of a tensor's dimension 0; None for a constant size."""
-    value = node.meta.get("example_value")
-    if isinstance(value, Tensor) and value.ndim:
-        value = value.shape[0]
-    return str(value) if isinstance(value, torch.SymInt) else None
 
 
 def _writes(info: Mapping[fx.Node, NodeInfo]) -> set[int]:

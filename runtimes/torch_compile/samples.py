@@ -5,7 +5,7 @@ The graph runs on fake tensors with another number of samples; see `find_batch_d
 Values, writes and costs of the nodes are found on fake tensors: without computation or memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -41,6 +41,15 @@ class SampleCheck:
             for dim, size in enumerate(one.shape)
             if isinstance(size, torch.SymInt)
         }
+
+    def numbers(self, batched: Set[int]) -> set[int]:
+        """Positions of the arguments that are the size of the batch, by Dynamo's names of sizes.
+
+        Args:
+            batched: positions of the tensors that have samples.
+        """
+        sizes = {self._sizes.get((place, 0)) for place in batched} - {None}
+        return {place for place, name in enumerate(self._numbers) if name in sizes}
 
     def refuse(
         self, arguments: Sequence[Any], names: Mapping[int, str], given: Mapping[str, int | None], microbatches: int

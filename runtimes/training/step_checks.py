@@ -14,9 +14,7 @@ after such a loss::
 
     microbatch 3     stage 0   7.1 ──▶ stage 1   nan ──▶ stage 2   nan ──▶ loss nan        began in stage 1
 
-A stage may return infinities on purpose, such as a mask of attention. An output that is not finite is therefore ignored
-if it was not finite either in a microbatch with a finite loss, of this step or of the last step with a finite loss. As
-long as there is no such microbatch, infinities in outputs without a gradient are ignored.
+A stage may return infinities on purpose, such as a mask of attention: those in outputs without a gradient are ignored.
 
 A gradient may be infinite where the loss is finite. With clipping the global norm shows it at no cost. Clipping to such
 a norm would make every parameter NaN, so it is handled like such a loss. Scalers skip such updates themselves.
@@ -37,7 +35,7 @@ from ...core.wording import counted
 from ..devices.compute import ComputeQueue
 from ..engine.prepared import WEIGHT
 from ..engine.results import Batch, BatchResult
-from ..engine.step_data import Peaks, StepOptions, peaks_of
+from ..engine.step_data import StepOptions, peaks_of
 from ..metrics import LazyValue
 from ..microbatches import Microbatch
 from ..monitor.monitors import Monitor
@@ -73,20 +71,10 @@ def _norm_text(step: int, norm: float, stage: int, name: str) -> str:
     return f"the loss of step {step} is finite and the global norm of its gradients is {norm}: {cause}"
 
 
-def _non_finite_outputs(
-    stage: int, microbatch: int, outputs: Sequence[Any], peaks: Peaks, before: Peaks, finite: Sequence[bool]
-) -> list[str]:
-    """Names of outputs that are not finite in this microbatch, but are in all microbatches with a finite loss."""
-    usual = [found for m, good in enumerate(finite) if good and (found := peaks.get((stage, m))) is not None]
-    usual += [found for (index, _), found in before.items() if index == stage and len(found) == len(outputs)]
-    names = []
-    for place, (output, peak) in enumerate(zip(outputs, peaks.get((stage, microbatch), ()), strict=False)):
-        kind = _kind(peak)
-        if kind is None or kind in {_kind(found[place]) for found in usual}:
-            continue
-        if usual or kind == "nan" or output.differentiable:
-            names.append(str(output.name))
-    return names
+def _non_finite_outputs(outputs: Sequence[Any], peaks: Sequence[Tensor | None]) -> list[str]:
+    """Names of outputs that are not finite. An infinite one without a gradient is none of them: it may be a mask."""
+    found = zip(outputs, map(_kind, peaks), strict=False)
+    return [str(output.name) for output, kind in found if kind == "nan" or (kind == "inf" and output.differentiable)]
 
 
 def _kind(peak: Tensor | None) -> str | None:
@@ -95,17 +83,15 @@ def _kind(peak: Tensor | None) -> str | None:
     return None if math.isfinite(value) else "nan" if math.isnan(value) else "inf"
 
 
-def _leaves_of(pieces: Sequence[Microbatch], microbatch: int, finite: Sequence[bool]) -> list[str]:
-    """The tensors of a microbatch that are not finite, but are in all microbatches with a finite loss, in words."""
+def _leaves_of(pieces: Sequence[Microbatch], microbatch: int) -> list[str]:
+    """The tensors of a microbatch that are NaN, or infinite and finite in another microbatch, in words."""
     kinds = [
         [_kind(peaks_of([leaf])[0]) if isinstance(leaf, Tensor) else None for leaf in piece.leaves] for piece in pieces
     ]
-    usual = [kinds[m] for m, good in enumerate(finite) if good]
     return [
         f"{name} is not finite in this microbatch"
         for place, (name, kind) in enumerate(zip(pieces[microbatch].names, kinds[microbatch], strict=True))
-        if kind is not None and kind not in {one[place] for one in usual if place < len(one)}
-        if usual or kind == "nan"
+        if kind == "nan" or (kind == "inf" and None in {one[place] for one in kinds if place < len(one)})
     ]
 
 
@@ -134,13 +120,12 @@ class StepChecks:
         self._mode, self._scaled, self._stages = training.on_nonfinite, scaled, stages
         self._monitoring, self._queues = Monitoring(monitors, stages), queues
         self._in_a_row = 0
-        self._finite: dict[int, Peaks] = {}
         self._last: Callable[[], NonFiniteError | None] | None = None
         self._state = state
 
     def follow(self, stages: LocalStages, queues: Mapping[int, ComputeQueue]) -> None:
         """Continue with the stages and queues of another plan."""
-        self._stages, self._queues, self._finite = stages, queues, {}
+        self._stages, self._queues = stages, queues
         self._monitoring.follow(stages)
 
     def options(self, options: StepOptions) -> StepOptions:
@@ -236,8 +221,6 @@ class StepChecks:
             return None
         loss, norm = read_loss(), non_finite_norm()
         finite = bool(torch.isfinite(loss))
-        if finite:
-            self._finite = {device: record.peaks or {} for device, record in done.records.items()}
         if finite and norm is None:
             self._in_a_row = 0
             return None
@@ -304,17 +287,17 @@ class StepChecks:
             if bad is None:
                 return {}
             outputs = {stage: run.outputs for stage, run in batch.prepared.runs.get(device, [{}])[0].items()}
-            peaks, before = done.records[device].peaks or {}, self._finite.get(device, {})
+            peaks = done.records[device].peaks or {}
             found: dict[str, Any] = {"microbatch": bad, "others": finite.count(False) - 1}
             compiled = batch.prepared.compiled[bad]
             found["home"] = compiled.stage_of(compiled.operators.step.outputs.main_result)
             for stage in sorted(outputs):
-                names = _non_finite_outputs(stage, bad, outputs[stage], peaks, before, finite)
+                names = _non_finite_outputs(outputs[stage], peaks.get((stage, bad), ()))
                 if names:
                     found |= {"stage": stage, "output": names[0]}
                     break
             at = found.get("stage", found["home"])
-            found["causes"] = _leaves_of(batch.pieces, bad, finite)
+            found["causes"] = _leaves_of(batch.pieces, bad)
             if at in outputs and not updated:
                 state = self._stages.states[at]
                 found["causes"] += _parameters_of(state.parameters if state.shared is None else state.updated)

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 from attrs import frozen
+from panpipe import api
 from panpipe.cli import COMMANDS, main
+from panpipe.runtimes import pipeline
 
 from ..support.launch import forked_script, torchrun_script
 
@@ -272,3 +274,9 @@ def test_each_result_file_opens_with_what_it_shows_and_on_which_commit():
         opening = path.read_text(encoding="utf-8").partition("\n\n")[0]
         assert opening[0] not in "#|", path.name
         assert re.search(r"\b[0-9a-f]{8}\b", opening), path.name
+
+
+def test_one_page_lists_the_names_of_earlier_releases():
+    page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8").split("# Names of earlier releases")[1]
+    renamed = {name for name, instead in pipeline._INSTEAD.items() if ": it is " in instead}
+    assert [name for name in {*api._MOVED, *renamed} if f"`{name}`" not in page] == []
