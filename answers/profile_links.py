@@ -1,18 +1,13 @@
 """``panpipe profile links``: the measured time of messages between ranks, alone and together, as a cluster.
 
-Every pair and direction is measured alone; and each device, and all devices of each host, send to all others at once::
-
-    device ── host ── network ── host ── device      a device's port, and its host's share of the network
-
-Links that some devices of a host share, such as a PCIe switch, are not found: nodes of the catalogue have them.
-Planning has no time for all pairs and measures neighbours only. Every device iterates over the list of all
-measurements, and waits if it takes no part in one.
+Every pair and direction is measured alone, and groups that send to all others at once. Planning has no time for all
+pairs and measures neighbours only. Every device iterates over the list of all measurements, and waits if it takes no
+part in one.
 """
 
 import datetime
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import threading
@@ -26,11 +21,12 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from ..backends.contract import Backend, Handle, Pair
+from ..backends.contract import Backend, Handle
 from ..backends.registry import find_backend
-from ..core.cluster.cluster import Cluster, Device, Hub, cluster_json
-from ..core.cluster.lines import LineFit, fit_line
-from ..core.cluster.routing import Link, path_rate
+from ..core.cluster.cluster import Cluster, Device, cluster_json
+from ..core.cluster.links.lines import LineFit, fit_line
+from ..core.cluster.links.shared import Group, SharedLinks, groups_to_measure, shared_links
+from ..core.cluster.routing import path_rate
 from ..core.documents import as_plain
 from ..core.errors import RequestError
 from ..core.files.write import write_text
@@ -43,30 +39,6 @@ from ..runtimes.profile.measured_cluster import ACK_BYTES, memory_of_each, pair_
 from ..runtimes.profile.offload_rates import MeasuredCopy, host_copies
 from .output import bytes_text, note, print_json, print_records, print_table, rate_text, seconds_text
 
-Group = frozenset[int]
-"""Devices by number."""
-
-
-@frozen
-class Cut:
-    """The throughput between a group and all other devices.
-
-    Args:
-        sent_bytes_per_s, received_bytes_per_s: measured, from the group to the others and back.
-        fitted_bytes_per_s: the rate of the link that leads out of the group, in each direction.
-    """
-
-    group: Group
-    sent_bytes_per_s: float
-    received_bytes_per_s: float
-    fitted_bytes_per_s: float
-
-    @property
-    def error(self) -> float:
-        """Relative error of the link's rate; the greater one of both directions."""
-        measured = (self.sent_bytes_per_s, self.received_bytes_per_s)
-        return max(abs(self.fitted_bytes_per_s - one) / one for one in measured)
-
 
 @frozen
 class LinkProfile:
@@ -74,12 +46,12 @@ class LinkProfile:
 
     Args:
         alone: (sender, receiver) → latency and rate of the pair, fitted to messages without other traffic.
-        cuts: the measurements of several pairs at the same time.
+        tree: the shared links, with the measurements of several pairs at the same time.
     """
 
     cluster: Cluster
-    alone: Mapping[Pair, LineFit]
-    cuts: Sequence[Cut]
+    alone: Mapping[tuple[int, int], LineFit]
+    tree: SharedLinks
     copies: Sequence[MeasuredCopy]
     what: str
 
@@ -144,62 +116,18 @@ def _measure(where: torch.device, kind: str, backend: str | None, repeats: int) 
         hosts = team.everywhere(lambda _: platform.node())
         if team.local == (0,):
             note(f"measuring links between {team.size} ranks over {team.kind.name}")
-        measured = measure_links(team, lambda _: here, groups_of(hosts), repeats=repeats)
+        measured = measure_links(team, lambda _: here, groups_to_measure(hosts), repeats=repeats)
         memory = memory_of_each(team, here)
         (copies, *_) = team.everywhere(lambda device: host_copies(here) if device == 0 else [])
     finally:
         team.close()
     alone = {pair: fit_line(list(times), list(times.values())) for pair, times in measured.alone.items()}
-    cluster, cuts = linked([Device(f"device{d}", memory, kind) for d in range(team.size)], hosts, measured, alone)
+    names = [f"device{number}" for number in range(team.size)]
+    latencies = [[alone[a, b].latency_s if a != b else 0.0 for b in range(team.size)] for a in range(team.size)]
+    tree = shared_links(names, measured.together, {pair: fit.bytes_per_s for pair, fit in alone.items()}, latencies)
+    cluster = Cluster(tuple(Device(name, memory, kind) for name in names), tree.hubs, tree.links)
     what = f"{machine(where)}, {len(set(hosts))} hosts, {team.kind.name}, {datetime.date.today().isoformat()}"
-    return LinkProfile(cluster, alone, cuts, copies, what)
-
-
-def groups_of(hosts: Sequence[str]) -> list[Group]:
-    """The groups whose throughput to all others is measured: each device and the devices of each host, and all devices
-    but these, because the two directions of a link are measured separately.
-
-    Args:
-        hosts: the name of each device's host.
-    """
-    everyone = frozenset(range(len(hosts)))
-    found = [*(frozenset({device}) for device in everyone), *_by_host(hosts).values()]
-    return sorted({*found, *(everyone - group for group in found)} - {everyone, frozenset()}, key=sorted)
-
-
-def _by_host(hosts: Sequence[str]) -> dict[str, Group]:
-    return {host: frozenset(d for d, name in enumerate(hosts) if name == host) for host in hosts}
-
-
-def linked(
-    devices: Sequence[Device], hosts: Sequence[str], measured: "LinkMeasurements", alone: Mapping[Pair, LineFit]
-) -> tuple[Cluster, list[Cut]]:
-    """The cluster of measured devices, and the throughput of its links.
-
-    No link is slower than a pair alone that crosses it: if many pairs together reach less (processes that wait for a
-    processor), `Cut.error` shows it.
-    """
-    everyone, groups = frozenset(range(len(devices))), _by_host(hosts)
-    hubs = {host: Hub(f"host{number}") for number, host in enumerate(groups)}
-    inside, between = (
-        [fit.latency_s for (a, b), fit in alone.items() if (hosts[a] == hosts[b]) is same] for same in (True, False)
-    )
-    port_s = statistics.median(inside) / 2 if inside else 0.0
-    links, cuts = list[Link](), list[Cut]()
-
-    def add(end: str, other: str, group: Group, latency_s: float) -> None:
-        sent, received = measured.together[group], measured.together[everyone - group]
-        crossing = [fit.bytes_per_s for (a, b), fit in alone.items() if (a in group) != (b in group)]
-        cuts.append(Cut(group, sent, received, max((sent + received) / 2, *crossing)))
-        links.append(Link(end, other, cuts[-1].fitted_bytes_per_s, latency_s))
-
-    for number, device in enumerate(devices):
-        add(device.name, hubs[hosts[number]].name, frozenset({number}), port_s)
-    if len(groups) > 1:
-        for host, group in groups.items():
-            add(hubs[host].name, NETWORK, group, max(statistics.median(between) / 2 - port_s, 0.0))
-    network = [Hub(NETWORK)] if len(groups) > 1 else []
-    return Cluster(tuple(devices), (*hubs.values(), *network), tuple(links)), cuts
+    return LinkProfile(cluster, alone, tree, copies, what)
 
 
 def _answer(found: LinkProfile) -> dict[str, Any]:
@@ -209,7 +137,8 @@ def _answer(found: LinkProfile) -> dict[str, Any]:
             {"from": a, "to": b, **as_plain(fit), "predicted_bytes_per_s": path_rate(found.cluster.path(a, b))}
             for (a, b), fit in found.alone.items()
         ],
-        "together": [{**as_plain(cut), "group": sorted(cut.group), "error": cut.error} for cut in found.cuts],
+        "together": [{**as_plain(cut), "group": sorted(cut.group), "error": cut.error} for cut in found.tree.cuts],
+        "shared": {hub: sorted(group) for hub, group in found.tree.shared.items()},
         "links": as_plain(found.cluster.links),
         "host_copies": [
             {"to_host": copy.to_host, "pinned": copy.pinned, **as_plain(copy.line)} for copy in found.copies
@@ -232,20 +161,20 @@ def _show(found: LinkProfile) -> None:
     sizes = [bytes_text(point.bytes) for point in next(iter(found.alone.values())).points]
     print_table("Alone, with the residual of each size", ("pair", "latency", "rate", "in the file", *sizes), rows)
     print_records(
-        "Together: a group to all others at once, and back", found.cuts,
+        "Together: a group to all others at once, and back", found.tree.cuts,
         {"group": lambda cut: ", ".join(map(str, sorted(cut.group))), "sent": "sent_bytes_per_s GB/s",
          "received": "received_bytes_per_s GB/s", "fitted": "fitted_bytes_per_s GB/s",
          "error": lambda cut: f"{cut.error:.0%}"},
     )  # fmt: skip
     for link in found.cluster.links:
-        print(f"{link.a} – {link.b}: {rate_text(link.bytes_per_s)}, {seconds_text(link.latency_s)}")
+        group = next((found.tree.shared[end] for end in (link.a, link.b) if end in found.tree.shared), None)
+        shared = f", shared by {', '.join(map(str, sorted(group)))}" if group else ""
+        print(f"{link.a} – {link.b}: {rate_text(link.bytes_per_s)}, {seconds_text(link.latency_s)}{shared}")
     for copy in found.copies:
         way = f"{'to' if copy.to_host else 'from'} {'pinned' if copy.pinned else 'pageable'} host memory"
         print(f"{way}: {rate_text(copy.line.bytes_per_s)}, {seconds_text(copy.line.latency_s)}")
 
 
-NETWORK = "network"
-"""The hub that joins hosts."""
 SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 """Bytes of messages that are sent alone."""
 TOGETHER_BYTES = 1 << 20
@@ -264,7 +193,7 @@ class LinkMeasurements:
         together: group → bytes/s from it to all other devices, each to each at once.
     """
 
-    alone: Mapping[Pair, Mapping[int, float]]
+    alone: Mapping[tuple[int, int], Mapping[int, float]]
     together: Mapping[Group, float] = field(factory=dict)
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
-from panpipe.answers.profile_links import groups_of, linked, measure_links
-from panpipe.core.cluster.cluster import Device
-from panpipe.core.cluster.lines import fit_line
+from panpipe.answers.profile_links import measure_links
+from panpipe.core.cluster.cluster import Cluster, Device
+from panpipe.core.cluster.links.lines import fit_line
+from panpipe.core.cluster.links.shared import groups_to_measure, shared_links
 from panpipe.runtimes.launch.launch import make_team
 
 from benchmarks.driver import argument_parser, report
@@ -30,14 +31,17 @@ def measure(repeats: int, path: str | None) -> None:
     """On every rank."""
     team = make_team(None, None)
     cpu = torch.device("cpu")
-    hosts = ["here"] * team.size
-    seen = measure_links(team, lambda _: cpu, groups_of(hosts), repeats=repeats)
+    seen = measure_links(team, lambda _: cpu, groups_to_measure(["here"] * team.size), repeats=repeats)
     other = measure_links(team, lambda _: cpu, [], HELD_OUT, repeats).alone
     team.close()
     if team.local != (0,):
         return
     lines = {pair: fit_line(list(times), list(times.values())) for pair, times in seen.alone.items()}
-    cluster, _ = linked([Device(f"device{number}", 1) for number in range(team.size)], hosts, seen, lines)
+    devices = tuple(Device(f"device{number}", 1) for number in range(team.size))
+    latencies = [[lines[a, b].latency_s if a != b else 0.0 for b in range(team.size)] for a in range(team.size)]
+    rates = {pair: line.bytes_per_s for pair, line in lines.items()}
+    tree = shared_links([device.name for device in devices], seen.together, rates, latencies)
+    cluster = Cluster(devices, tree.hubs, tree.links)
     rows = []
     for size in HELD_OUT:
         of_line = [abs(lines[pair].seconds(size) / times[size] - 1) for pair, times in other.items()]

@@ -15,7 +15,7 @@ import torch
 from ...backends.contract import Backend, Pair
 from ...backends.kind import identity
 from ...core.cluster.cluster import Cluster, Device, fully_connected
-from ...core.cluster.lines import LineFit, fit_line
+from ...core.cluster.links.lines import LineFit, fit_line
 from ...core.cluster.routing import Link
 from ..devices.available_memory import bytes_left, machine_bytes
 from ..devices.compute import finished_s, transfer_s

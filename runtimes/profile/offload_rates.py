@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 
 from ...backends.streams import streams_of
 from ...core.cluster.cluster import Cluster, Hub
-from ...core.cluster.lines import LineFit, fit_line
+from ...core.cluster.links.lines import LineFit, fit_line
 from ...core.cluster.routing import Link
 from ...core.plain_data import exchanged
 from ..devices.compute import ComputeQueue, Stopwatch, compute_queue

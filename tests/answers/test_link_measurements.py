@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from panpipe.answers.profile_links import TOGETHER_BYTES, groups_of, measure_links, total_rate
+from panpipe.answers.profile_links import TOGETHER_BYTES, measure_links, total_rate
+from panpipe.core.cluster.links.shared import groups_to_measure
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.profile.measured_cluster import rounds, undisturbed
@@ -11,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def test_every_pair_direction_and_group_is_measured():
-    groups = groups_of(["host"] * 3)
+    groups = groups_to_measure(["host"] * 3)
     found = measure_links(ThreadTeam(3), lambda _: CPU, groups, (64, 1 << 16), 2)
     assert list(found.alone) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert all(list(times) == [64, 1 << 16] and min(times.values()) > 0 for times in found.alone.values())

@@ -1,6 +1,5 @@
 """The answer of ``panpipe profile links``, and what it refuses before any rank starts."""
 
-import itertools
 import json
 import subprocess
 from types import SimpleNamespace
@@ -8,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from panpipe.answers import profile_links as module
-from panpipe.answers.profile_links import Cut, LinkMeasurements, LinkProfile, groups_of, linked, profile_links
+from panpipe.answers.profile_links import LinkProfile, profile_links
 from panpipe.core.cluster.cluster import Cluster, Device, Link
-from panpipe.core.cluster.lines import fit_line
+from panpipe.core.cluster.links.lines import fit_line
+from panpipe.core.cluster.links.shared import Cut, SharedLinks
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.profile.offload_rates import MeasuredCopy
 
@@ -22,8 +22,8 @@ LINE = fit_line((1000, 2000, 3000), (2e-6, 3e-6, 4e-6))  # 1 µs, and 1 GB/s
 def found():
     links = (Link("device0", "device1", 1e9, 1e-6),)
     cluster = Cluster((Device("device0", 10, "cpu-core"), Device("device1", 10, "cpu-core")), (), links)
-    cuts = [Cut(frozenset({1}), 2e9, 1e9, 1e9)]
-    return LinkProfile(cluster, {(0, 1): LINE, (1, 0): LINE}, cuts, [MeasuredCopy(True, False, LINE)], "a machine")
+    tree = SharedLinks((), links, {"device1": frozenset({1})}, (Cut(frozenset({1}), 2e9, 1e9, 1e9),))
+    return LinkProfile(cluster, {(0, 1): LINE, (1, 0): LINE}, tree, [MeasuredCopy(True, False, LINE)], "a machine")
 
 
 @pytest.fixture
@@ -91,6 +91,7 @@ def test_data_has_each_pair_and_each_group_with_its_fit(ranked, capsys):
     assert [point["bytes"] for point in first["points"]] == [1000, 2000, 3000]
     assert found["together"][0]["group"] == [1]
     assert found["together"][0]["error"] == 0.5
+    assert found["shared"] == {"device1": [1]}
     assert found["links"] == [{"a": "device0", "b": "device1", "bytes_per_s": 1e9, "latency_s": 1e-6}]
     assert (found["host_copies"][0]["to_host"], found["host_copies"][0]["pinned"]) == (True, False)
 
@@ -102,48 +103,14 @@ def test_only_the_first_rank_prints_and_writes(ranked, capsys, tmp_path):
     assert not (tmp_path / "cluster.json").exists()
 
 
-def test_text_and_file_have_the_links(ranked, capsys, tmp_path):
+def test_text_and_file_have_the_shared_links(ranked, capsys, tmp_path):
     ranked(0)
     profiled(out=tmp_path / "cluster.json", json=False)
     text = capsys.readouterr().out
     assert "0 → 1" in text
     assert "50%" in text
     assert "device0 – device1: " in text
+    assert ", shared by 1" in text
     assert "to pageable host memory: " in text
     written = json.loads((tmp_path / "cluster.json").read_text())
     assert written["links"][0]["bytes_per_s"] == 1e9
-
-
-def test_links_of_two_hosts_are_those_of_a_known_cluster():
-    """Two hosts of two devices, whose network moves little more than one of them sends."""
-    hosts = ["a", "a", "b", "b"]
-    devices = [Device(f"device{number}", 1) for number in range(4)]
-    total = {1: 10e9, 2: 12e9, 3: 10e9}
-    together = {group: total[len(group)] for group in groups_of(hosts)}
-    assert set(map(len, together)) == {1, 2, 3}
-    alone = {
-        (a, b): fit_line((1000, 2_000_000), [t + s / 10e9 for s in (1000, 2_000_000)])
-        for a, b in itertools.permutations(range(4), 2)
-        for t in (2e-6 if hosts[a] == hosts[b] else 12e-6,)
-    }
-    cluster, cuts = linked(devices, hosts, LinkMeasurements({}, together), alone)
-    known = Cluster(
-        tuple(devices), ("host0", "host1", "network"),
-        (
-            *(Link(f"device{d}", f"host{d // 2}", 10e9, 1e-6) for d in range(4)),
-            *(Link(f"host{h}", "network", 12e9, 5e-6) for h in range(2)),
-        ),
-    )  # fmt: skip
-    for a, b in itertools.permutations(range(4), 2):
-        assert cluster.transfer_s(a, b, 1e6) == pytest.approx(known.transfer_s(a, b, 1e6))
-    assert [link.bytes_per_s for link in cluster.links] == pytest.approx([link.bytes_per_s for link in known.links])
-    assert max(cut.error for cut in cuts) < 1e-9
-
-
-def test_links_are_as_fast_as_a_pair_alone_and_the_residual_is_reported():
-    """Three processes on two processors: together they get less than one pair alone."""
-    hosts, pairs = ["here"] * 3, itertools.permutations(range(3), 2)
-    together = LinkMeasurements({}, dict.fromkeys(groups_of(hosts), 5e8))
-    cluster, cuts = linked([Device(f"device{d}", 1) for d in range(3)], hosts, together, dict.fromkeys(pairs, LINE))
-    assert [link.bytes_per_s for link in cluster.links] == pytest.approx([1e9] * 3)
-    assert [cut.error for cut in cuts] == pytest.approx([1.0] * 3)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from ..errors import RequestError
+from ...errors import RequestError
 
 
 @frozen
