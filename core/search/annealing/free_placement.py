@@ -4,18 +4,15 @@ The order of a plan's operators is at least as fast as the order of its stages a
 actions is a sequence of the operators' actions. It has more freedom: operators move between devices one by one, so
 devices get unequal numbers of stages, in any order along the pipeline.
 
-Where nothing else fits, `packed` looks for devices of operators with which one microbatch at a time fits in all memory.
-An order that ends each microbatch before the next one holds the least. A device then needs the state of its operators,
-and at most the saved tensors up to one of them plus the workspace of that one. So operators are assigned one after
-another, in depth-first order, and an assignment ends where a device needs more than it may hold.
+Of few operators, `packed` compares all placements with which one microbatch at a time fits in memory. An order that
+ends each microbatch before the next one holds the least: a device needs the state of its operators, and at most the
+saved tensors up to one of them plus the workspace of that one.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from ...numba_cache import njit
 from ...schedules.meaning import PACKED
 from ...timing.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Integers, order_arrays
 from ..problem.arrays import SAVED, STATE
@@ -103,43 +100,52 @@ def _with(walk: Walk, candidate: Candidate) -> Walk:
     return Walk(walk.setting, walk.schedule, chunks, candidate, walk.offload, walk.annealed, walk.recomputes)
 
 
-VISITED = 300_000
-"""Largest number of assignments of one operator that are tried: some hundredths of a second."""
-FULL = 0.9
-"""Ascending order of devices: the share of a device's part of the work from which the next one is tried first."""
+PLACEMENTS = 20_000
+"""Largest number of placements of all operators that are compared: larger graphs have fewer to gain."""
 
 
-def packed(setting: Setting) -> Iterator[Walk]:
-    """Walks whose order runs one microbatch after another, on devices that fit; none if none are found.
+def packed(setting: Setting, most: int) -> Iterator[Walk]:
+    """Walks whose order runs one microbatch after another, on the most promising placements that fit; none if none fit,
+    or if there are more than ``PLACEMENTS``.
 
     Args:
         setting: with operators that are not cut into stages yet.
+        most: number of walks.
     """
-    arrays, kinds = setting.arrays, setting.machine.kind
-    seen: set[bytes] = set()
-    for spread in (False, True):
-        device_of = np.full(arrays.sums.shape[2] - 1, -1, dtype=np.int64)
-        if len(device_of) < setting.devices:
-            return
-        fits = _assign(arrays.sums, arrays.largest, kinds, setting.machine.limits, spread, VISITED, device_of)
-        if fits:
-            _fill_empty(device_of, setting.devices)
-        if fits and device_of.tobytes() not in seen:
-            seen.add(device_of.tobytes())
-            runs = np.flatnonzero(np.diff(device_of)) + 1  # each run of operators on one device as a stage
-            walk = one_by_one(setting, device_of, runs)
-            walk.evaluate()
-            walk.free_buffers()
-            # A stage saves all of its tensors at its start; its operators may need less.
-            yield walk if walk.excess == 0 else one_by_one(setting, device_of, np.arange(1, len(device_of)))
+    for device_of in _promising(setting)[:most]:
+        walk = one_by_one(setting, device_of, np.flatnonzero(np.diff(device_of)) + 1)  # runs of operators as stages
+        walk.evaluate()
+        walk.free_buffers()
+        # A stage saves all of its tensors at its start; its operators may need less.
+        yield walk if walk.excess == 0 else one_by_one(setting, device_of, np.arange(1, len(device_of)))
 
 
-def _fill_empty(device_of: Integers, devices: int) -> None:
-    """Give each device without operators one of the device that has most."""
-    for device in range(devices):
-        counts = np.bincount(device_of, minlength=devices)
-        if not counts[device]:
-            device_of[np.flatnonzero(device_of == counts.argmax())[-1]] = device
+def _promising(setting: Setting) -> Integers:
+    """The placements of the operators that fit with one microbatch at a time, by the work of the busiest device and the
+    time of the messages, shortest first, (placements, operators)."""
+    arrays, machine, devices = setting.arrays, setting.machine, setting.devices
+    nodes, kinds, limits = arrays.sums.shape[2] - 1, machine.kind.tolist(), machine.limits
+    if not 1 < devices <= nodes or devices**nodes > PLACEMENTS:
+        return np.empty((0, nodes), dtype=np.int64)
+    device_of = np.indices((devices,) * nodes).reshape(nodes, -1).T
+    if len(set(kinds)) == len(set(limits.tolist())) == 1:  # equal devices are numbered by their first use
+        used = np.maximum.accumulate(device_of, axis=1)
+        device_of = device_of[(device_of[:, 0] == 0) & (np.diff(used, axis=1) <= 1).all(axis=1)]
+    each, busiest = np.diff(arrays.sums, axis=2), np.zeros(len(device_of))
+    fits = np.ones(len(device_of), dtype=np.bool_)
+    for device, kind in enumerate(kinds):
+        own = device_of == device
+        saved = np.cumsum(own * each[kind, SAVED], axis=1)
+        running = np.where(own, saved + arrays.largest[kind, 0], 0.0).max(axis=1)
+        fits &= own.any(axis=1) & (own @ each[kind, STATE] + running <= limits[device])
+        busiest = np.maximum(busiest, own @ each[kind, : WEIGHT + 1].sum(axis=0))
+    messages = np.zeros(len(device_of))
+    for tensor, node in enumerate(arrays.source.tolist()):
+        for edge in range(arrays.first[tensor], arrays.first[tensor + 1]):
+            a, b = device_of[:, node], device_of[:, arrays.reader[edge]]
+            messages += machine.latency[a, b] + arrays.size[edge] / machine.rate[a, b]
+    order = np.argsort(setting.microbatches * busiest + 2 * messages, kind="stable")
+    return np.ascontiguousarray(device_of[order[fits[order]]])
 
 
 def one_by_one(setting: Setting, device_of: Integers, inner: Integers) -> Walk:
@@ -157,55 +163,3 @@ def one_by_one(setting: Setting, device_of: Integers, inner: Integers) -> Walk:
     orders, lengths = order_arrays(rows, 3 * stages * count)
     candidate = Candidate(placement, cuts, np.zeros(stages, dtype=np.bool_), orders, lengths)
     return Walk(setting, PACKED, -(-stages // setting.devices), candidate, annealed=True)
-
-
-@njit()
-def _assign(sums: Any, largest: Any, kinds: Any, limits: Any, spread: bool, most: int, device_of: Any) -> bool:
-    """Assign operators to devices, depth first; whether all are assigned.
-
-    Args:
-        sums, largest: see ``GraphArrays``.
-        kinds, limits: see ``MachineArrays``.
-        spread: start with the device that has the least part of its work; otherwise with the previous operator's while
-            that has less than its part.
-        most: assignments to try.
-        device_of: device of each operator, filled.
-    """
-    nodes, devices = device_of.shape[0], limits.shape[0]
-    totals = np.zeros((4, nodes + 1, devices))  # after each number of operators
-    state, saved, peak, work = totals[0], totals[1], totals[2], totals[3]
-    tried = np.zeros((nodes, devices), dtype=np.bool_)
-    i, visited = 0, 0
-    while 0 <= i < nodes and visited < most:
-        visited += 1
-        d = _next_device(i, tried[i], work[i], spread, device_of)
-        if d < 0:
-            tried[i] = False
-            device_of[i] = -1
-            i -= 1
-            continue
-        tried[i, d], device_of[i] = True, d
-        totals[:, i + 1] = totals[:, i]
-        own = sums[kinds[d], :, i + 1] - sums[kinds[d], :, i]
-        state[i + 1, d] += own[STATE]
-        saved[i + 1, d] += own[SAVED]
-        peak[i + 1, d] = max(peak[i, d], saved[i + 1, d] + largest[kinds[d], 0, i])
-        work[i + 1, d] += own[: WEIGHT + 1].sum() / max(sums[kinds[d], : WEIGHT + 1, nodes].sum(), 1e-300)
-        left = (limits - state[i + 1] - saved[i + 1]).sum()
-        needed = (sums[:, STATE, nodes] - sums[:, STATE, i + 1] + sums[:, SAVED, nodes] - sums[:, SAVED, i + 1]).min()
-        if state[i + 1, d] + peak[i + 1, d] <= limits[d] and needed <= left:
-            i += 1
-    return bool(i == nodes)
-
-
-@njit()
-def _next_device(i: int, tried: Any, work: Any, spread: bool, device_of: Any) -> int:
-    """The device to try next for operator ``i``; -1 if all are tried."""
-    devices, before = tried.shape[0], device_of[i - 1] if i > 0 else 0
-    if not spread and not tried[before] and work[before] < FULL / devices:
-        return int(before)
-    best = -1
-    for d in range(devices):
-        if not tried[d] and (best < 0 or work[d] < work[best]):
-            best = d
-    return best

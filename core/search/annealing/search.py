@@ -57,12 +57,14 @@ ANNEALINGS = (
 )  # fmt: skip
 """Rounds for cuts and orders."""
 PLACEMENTS = (
-    Round(12, 3, 0.5, 0.03, 0.0, 0.25), Round(4, 1, 0.3, 0.01, 0.0, 0.15), Round(1, 1, 0.2, 0.003, 0.0, 0.05),
+    Round(24, 3, 0.5, 0.03, 0.0, 0.25), Round(4, 1, 0.3, 0.01, 0.0, 0.15), Round(1, 1, 0.2, 0.003, 0.0, 0.05),
 )  # fmt: skip
 """Rounds for devices and orders of single operators."""
 PLACING, SMALL = 0.85, 500
 """Share of the budget for these rounds, and evaluations in it for each action of single operators from which on there
 are any: larger graphs gain nothing."""
+PACKED = 2
+"""Walks with one microbatch after another, where no other start fits."""
 JOINED = 4
 """Walks whose stages are joined again at the end."""
 
@@ -133,8 +135,9 @@ def search(
         placing = _is_small(settings, space, meter.left)
         all_rounds(walks, _rounds(settings, space), meter, seed, 1 - PLACING if placing else 1.0)
         if placing:
-            free = [refined(walk) for walk in best_by_placement(walks, PLACEMENTS[0].keep, 1)]
-            free += [refined(walk) for walk in packed(settings[0])]
+            half = PLACEMENTS[0].keep // 2
+            free = [refined(walk) for walk in best_by_placement(walks, half, 1)]
+            free += [refined(walk) for walk in packed(settings[0], half)]
             all_rounds(free, PLACEMENTS, meter, seed)
             walks += [joined(walk) for walk in best_by_placement(free, JOINED, 1)]
     except (Stopped, KeyboardInterrupt):
@@ -234,7 +237,7 @@ def _packed(settings: Sequence[Setting], space: SearchSpace) -> list[Walk]:
     """Walks with one microbatch after another on devices that fit, of the first setting in which some exist."""
     if space.anneal and space.chunks[0] == 1 and space.chunks[1] >= MAX_CHUNKS:
         for setting in settings:
-            if setting.fixed is None and (found := list(packed(setting))):
+            if setting.fixed is None and (found := list(packed(setting, PACKED))):
                 return found
     return []
 

@@ -31,8 +31,8 @@ NODE = 8
 """Devices from which on only multiples of their number are tried."""
 SMALLEST_MICROBATCH = 16
 """Largest number of parts of a microbatch to try."""
-NARROWED = 0.05
-"""Precision of a suggested number of bytes, as a share of it."""
+PARTS = 16
+"""Parts of what the closest plan lacks in which a suggested number of bytes is searched."""
 DIGITS = 3
 """Significant digits of a suggested number of bytes."""
 DOUBLINGS = 12
@@ -172,28 +172,16 @@ def _smallest(search: Callable[[int], Plan | None], low: int, numbers: Iterable[
 
 
 def more_memory(nothing: NothingFits, problem: InfeasibleRequest, replan: Replan) -> Change | None:
-    """The smallest further memory of each device with which a plan is found, in bytes of ``DIGITS`` significant digits.
+    """The smallest further memory of each device with which a plan is found, in bytes of ``DIGITS`` significant digits
+    and in ``PARTS`` of what the closest plan lacks."""
+    search, missing = problem.only_possible(replan), max(excess(nothing.closest, nothing.limits))
 
-    With ``1 − NARROWED`` times as much none was found.
-    """
-    search = problem.only_possible(replan)
-    low, high = 0, _rounded_up(max(excess(nothing.closest, nothing.limits)))
-    found = search(Relaxation(extra_bytes=high))
-    for _ in range(DOUBLINGS):
-        if found is not None:
-            break
-        low, high = high, _rounded_up(2 * high)
-        found = search(Relaxation(extra_bytes=high))
-    while found is not None and high - low > NARROWED * high:
-        middle = _rounded_up((low + high) / 2)
-        if middle >= high:
-            break
-        better = search(Relaxation(extra_bytes=middle))
-        if better is None:
-            low = middle
-        else:
-            high, found = middle, better
-    return None if found is None else Change(MORE_MEMORY, high, found)
+    def size(parts: int) -> int:
+        return _rounded_up(missing * parts / PARTS)
+
+    larger = (PARTS << doubling for doubling in range(DOUBLINGS + 1))
+    parts, found = _smallest(lambda parts: search(Relaxation(extra_bytes=size(parts))), 0, larger)
+    return None if found is None else Change(MORE_MEMORY, size(parts), found)
 
 
 def _rounded_up(size: float) -> int:
