@@ -3,10 +3,10 @@
 import os
 import random
 import sys
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .core.errors import warn_caller
 from .core.garbage import rare_collections
 
 if TYPE_CHECKING:
@@ -44,10 +44,9 @@ def _request_connections() -> None:
     if cuda is None or not cuda.is_initialized():
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
         return
-    warnings.warn(
+    warn_caller(
         "CUDA was initialized before panpipe was imported, so streams share 8 hardware queues and a message that waits "
-        "may stop compute: import panpipe first, or set CUDA_DEVICE_MAX_CONNECTIONS=32",
-        stacklevel=3,
+        "may stop compute: import panpipe first, or set CUDA_DEVICE_MAX_CONNECTIONS=32"
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .core.errors import refuse_other_kinds
+from .core.errors import refuse_no_bool, refuse_other_kinds
 from .runtimes.pipeline import Pipeline
 from .runtimes.trainer import Trainer
 from .runtimes.training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
@@ -37,6 +37,7 @@ def ema(
         >>> with average.applied():  # doctest: +SKIP
         ...     loss = pipe.evaluate(batch)
     """
+    refuse_no_bool(buffers=buffers)
     trainer = _with_values(pipe)
     if function is not None:
         trainer.team.tensors.refuse("ema(function=) of a pipeline")

@@ -37,7 +37,6 @@ one.
 """
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, ClassVar
@@ -46,7 +45,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..core.errors import RequestError, WorkerError
+from ..core.errors import RequestError, WorkerError, warn_caller
 from .contract import Backend, Handle, Pair
 from .data_collectives import all_gather_data
 from .kind import BackendKind, identity
@@ -64,10 +63,9 @@ def warn_of_few_connections() -> None:
     given = os.environ.get(VARIABLE)
     count = int(given) if given is not None and given.isdecimal() else _DEFAULT
     if count < 2 * _DEFAULT:
-        warnings.warn(
+        warn_caller(
             f"{VARIABLE} is {given or 'not set'}, so streams share {count} hardware queues and a message that waits "
             f"may stop compute: set {VARIABLE}=32 before CUDA is initialized",
-            stacklevel=3,
         )
 
 

@@ -3,12 +3,11 @@
 A package adds one through the entry-point group ``panpipe.backends``: the entry point names a ``BackendKind``.
 """
 
-import warnings
 from functools import cache
 
 from attrs import frozen
 
-from ..core.errors import RequestError
+from ..core.errors import RequestError, warn_caller
 from ..core.plugins import LeftOut, load_plugins
 from . import gloo, memcpy, nccl
 from .kind import BackendKind
@@ -53,7 +52,7 @@ def known_backends() -> dict[str, BackendKind]:
 @cache
 def _warn_of_left_out() -> None:
     for one in plugins().left_out:
-        warnings.warn(str(one), stacklevel=3)
+        warn_caller(str(one))
 
 
 def find_backend(wanted: str | BackendKind) -> BackendKind:

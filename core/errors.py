@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import UnionType
+from types import FrameType, UnionType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from .wording import value_text
@@ -125,15 +125,23 @@ def without_own_frames(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+_CALLERS = {"accelerate", "importlib", "lightning", "peft", "pytorch_lightning", "torch", "transformers"}
+"""Packages that call panpipe for the user, whose lines no warning names."""
+
+
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn with the line at which the user's code called the public function that is running."""
-    level, found, frame = 1, 2, sys._getframe()
-    while (caller := frame.f_back) is not None:
-        level += 1
-        if caller.f_code.co_filename == __file__ and caller.f_code.co_name == "call":
-            found = level + 1
-        frame = caller
-    warnings.warn(message, category, stacklevel=found)
+    """Warn with the line of the user's code that called panpipe, directly or through a library."""
+    frames, frame = list[FrameType](), sys._getframe(1)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    packages = [str(each.f_globals.get("__name__")).partition(".")[0] for each in frames]
+    entered = max(i for i, package in enumerate(packages) if package == packages[0])
+    users = (i for i in range(entered + 1, len(frames)) if packages[i] not in _CALLERS)
+    found = frames[next(users, entered)]
+    registry = found.f_globals.setdefault("__warningregistry__", {})
+    name = found.f_globals.get("__name__")
+    warnings.warn_explicit(message, category, found.f_code.co_filename, found.f_lineno, name, registry)
 
 
 def refuse_other_kinds(name: str, value: object, kinds: type | UnionType | tuple[type, ...], fix: str) -> None:
@@ -150,6 +158,12 @@ def refuse_other_kinds(name: str, value: object, kinds: type | UnionType | tuple
     """
     if not isinstance(value, kinds):
         raise RequestError(f"{name} is {value_text(value)}: give {fix}")
+
+
+def refuse_no_bool(**given: object) -> None:
+    """Refuse values of arguments that are neither True nor False, such as ``"no"``, which Python takes as True."""
+    for name, value in given.items():
+        refuse_other_kinds(name, value, bool, "True or False")
 
 
 def message_of(failure: BaseException) -> str:

@@ -11,7 +11,6 @@ accelerator.save_state(folder)                            # and load_state: weig
 """
 
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.optim import Optimizer
 
 from ..api import pipeline
 from ..core.capture.regions.breaks import StepFunction
-from ..core.errors import RequestError
+from ..core.errors import RequestError, warn_caller
 from ..runtimes.pipeline import Pipeline
 from .pipelines import ModelOptimizer, ReplicaRows, needs
 
@@ -88,10 +87,9 @@ class AcceleratedPipeline:
     def _warn_of_other_size(self, rows: int | None) -> None:
         """Warn about batches of several sizes in one update: accelerate itself gives each the same weight."""
         if self._rows_of_update is not None and rows != self._rows_of_update:
-            warnings.warn(
+            warn_caller(
                 f"an update has batches of {self._rows_of_update} and {rows} rows: the pipeline takes the mean over "
                 "all rows, and accelerate alone the mean over batches; use drop_last=True for batches of one size",
-                stacklevel=3,
             )
         self._rows_of_update = None if self._accelerator.sync_gradients else rows
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core.capture.regions.breaks import StepFunction
-from ..core.errors import PanpipeError, RequestError, refuse_other_kinds, without_own_frames
+from ..core.errors import PanpipeError, RequestError, refuse_no_bool, refuse_other_kinds, without_own_frames
 from ..core.plan.plan import Plan
 from ..core.trace.trace import Trace
 from ..core.wording import counted
@@ -94,6 +94,7 @@ class Pipeline:
                 another batch.
             WorkerError: a worker stopped.
         """
+        refuse_no_bool(update=update)
         return self._session.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))
 
     @without_own_frames
@@ -135,6 +136,7 @@ class Pipeline:
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
+        refuse_no_bool(evaluate=evaluate)
         trainer = self._trainer
         if evaluate:
             done = trainer.evaluate(batch, ForwardFunction(trainer.step), trace=True)
@@ -194,6 +196,7 @@ class Pipeline:
         """
         if not callable(function):
             raise RequestError(f"function is {function!r}: give a function of model and batch that returns tensors")
+        refuse_no_bool(everywhere=everywhere)
         return self._trainer.evaluate(batch, ForwardFunction(function, True, everywhere)).rows
 
     @without_own_frames
@@ -212,6 +215,7 @@ class Pipeline:
             RequestError: a file cannot be written there.
         """
         refuse_other_kinds("folder", folder, str | Path, "the path of a folder")
+        refuse_no_bool(frozen=frozen)
         self._trainer.save(folder, frozen)
 
     @property
@@ -280,11 +284,13 @@ class Pipeline:
             calls it.
 
         Raises:
-            RequestError: there is a checkpoint already; it cannot be written; or the one before, with ``wait=False``,
+            RequestError: there is a checkpoint already; ``keep`` is given and the name has no number at its end; it
+                cannot be written; or the one before, with ``wait=False``,
                 could not be written, and no `step` has raised that. See also `state_dict`.
         """
         self._trainer.refuse_closed()
         refuse_other_kinds("folder", folder, str | Path, "the path of a folder, such as checkpoints/step-120")
+        refuse_no_bool(wait=wait)
         with self._trainer.team.inside("checkpoint"):
             self._trainer.checks.check_last()
             self._session.follow_optimizer()  # a scheduler may have stepped after the step

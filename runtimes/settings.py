@@ -10,7 +10,7 @@ from torch.amp.grad_scaler import GradScaler
 from ..core.arguments import byte_size, whole_number
 from ..core.cluster.catalog import find_cluster
 from ..core.cluster.cluster import Cluster, with_limit
-from ..core.errors import RequestError
+from ..core.errors import RequestError, refuse_no_bool
 from ..core.offload.request import OffloadRequest, check_offload_request
 from ..core.policies.recompute import Recompute
 from ..core.policies.sharding import AUTO as SHARD_AUTO
@@ -309,6 +309,7 @@ class Run:
     monitors: tuple[Monitor, ...] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        refuse_no_bool(cuda_graphs=self.cuda_graphs, share_devices=self.share_devices)
         if self.replan not in (None, AUTO):
             raise RequestError(f"replan is {self.replan!r}: give 'auto', or None and call pipe.replan()")
 

@@ -4,10 +4,9 @@ To add a schedule here, write a module with a ``ScheduleFamily`` and list it in 
 the entry-point group ``panpipe.schedules``: the entry point names a ``ScheduleFamily``.
 """
 
-import warnings
 from functools import cache
 
-from ..errors import RequestError
+from ..errors import RequestError, warn_caller
 from ..plugins import load_plugins
 from ..wording import nearest
 from . import (
@@ -65,7 +64,7 @@ def families() -> dict[str, ScheduleFamily]:
         found[family.name] = family
 
     for one in load_plugins(GROUP, add):
-        warnings.warn(str(one), stacklevel=2)
+        warn_caller(str(one))
     return found
 
 

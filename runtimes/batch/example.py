@@ -32,8 +32,6 @@ class Example:
         microbatch: the microbatch that the step was captured for, with real data.
         trace: of the step with another number of samples; None if it cannot be traced.
         varying: the sizes that differ between batches, for all plans.
-        symbolic: the step captured with symbols for declared sizes, from which ``operators`` are derived; None if
-            there are none.
     """
 
     model: nn.Module
@@ -42,7 +40,6 @@ class Example:
     operators: Operators
     trace: RowTrace | None = field(default=None, eq=False)
     varying: VaryingSizes = field(factory=VaryingSizes, eq=False)
-    symbolic: Operators | None = field(default=None, eq=False)
 
     @classmethod
     def capture(
@@ -85,8 +82,7 @@ class Example:
                     sizes = None if found is None else found.values(sizes_of(largest.shape))
                     if sizes is None:
                         raise NotSymbolic("the step fixes them, as a loop over a sequence does")
-                    operators = operators_of(symbolic.step.with_sizes(sizes))
-                return cls(model, step, largest, operators, trace, varying, symbolic)
+                    operators = symbolic.with_sizes(sizes)
             except Exception as error:  # the capture with numbers raises the user's
                 operators = operators_of(capture())
                 LOGGER.warning(

@@ -7,7 +7,6 @@ error of the loss.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,6 +22,7 @@ from ...core.capture.python.changes import Changes, isolated
 from ...core.capture.python.guards import Guards
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import flatten_batch, plain_result
+from ...core.errors import warn_caller
 from ..microbatches import split_batch
 
 
@@ -105,14 +105,12 @@ def warn_if_cut_changes_loss(
     values = whole_and_mean(model, step, batch, dims, microbatches, trace.written)
     if values is not None:
         found = next((finding for finding in findings if finding.kind == JOINT), findings[0])
-        warnings.warn(
+        warn_caller(
             f"{found} relates samples of the batch: the loss is {values[0]:.6g} for the whole batch and "
             f"{values[1]:.6g} as the mean over its {microbatches} microbatches, which is trained. For a mean over "
             "something else than samples, such as tokens or weights of classes, return (loss, weight); for a sum, "
             "return the mean; for a tensor of the batch that belongs to no sample give batch_dims= with None; if each "
             "sample needs the others, use fewer microbatches",
-            UserWarning,
-            stacklevel=2,
         )
 
 

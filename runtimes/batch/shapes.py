@@ -164,19 +164,16 @@ class Shapes:
         self._reported: set[Shape | str] = set()
         self._reported_limit = False
 
-    def keep(self, shape: Shape, compiled: Compiled, symbolic: Operators | None = None) -> None:
-        """Add the programs of the example, which are already compiled.
-
-        Args:
-            symbolic: the step captured with symbolic sizes, if it was; its programs are derived.
-        """
+    def keep(self, shape: Shape, compiled: Compiled) -> None:
+        """Add the programs of the example, which are already compiled."""
         self._kept.keep(shape, compiled)
         self.varying.note(shape)
-        if symbolic is not None:
+        if compiled.operators.symbolic is not None:
+            symbolic, _ = compiled.operators.symbolic
             steps = self.varying.captures(self._function, shape).steps
             steps += [symbolic] if not steps else []
-            if self._compiler is None:
-                self._sized_programs(symbolic, shape)
+            if compiled.symbolic is not None:
+                self._symbolic[id(symbolic)] = compiled.symbolic
         self._example, self._latest, self._parts = shape, compiled, parts_in_words(compiled.operators.step.outputs)
         self._reported.add(shape)
 

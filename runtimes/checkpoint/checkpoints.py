@@ -20,7 +20,6 @@ import torch
 from attrs import frozen
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
-from torch.distributed.checkpoint import state_dict_saver
 
 from ...core.errors import PanpipeError, RequestError, WorkerError, in_a_line, message_of
 from ..launch.team import Exchange, Team
@@ -32,7 +31,7 @@ from .manifest import DCP_METADATA, cannot_write
 from .reading import CheckpointReader, gathered, narrowed
 from .state_parts import Parts, parts_of, state_of
 from .training_state import TrainingState, fitted
-from .writing import Save, begin_save
+from .writing import Save, begin_save, split_number
 
 
 @frozen
@@ -115,6 +114,11 @@ class Checkpoints:
         """Write a checkpoint; see `Pipeline.checkpoint`."""
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
             raise RequestError(f"keep is {keep!r}: give the number of checkpoints to keep, from 1, or None for all")
+        if keep is not None and split_number(Path(folder).name)[1] < 0:
+            raise RequestError(
+                f"keep is {keep} and '{Path(folder).name}' has no number at its end, by which older checkpoints are "
+                "found: name folders such as step-120, or leave keep out"
+            )
         self._averages.refuse_applied("write a checkpoint")
         self._stages.ensure_equal_values()
         self.wait()
@@ -310,6 +314,8 @@ def export_checkpoint(folder: str | Path, target: str | Path) -> None:
     state, target = state_of(CheckpointReader(Path(folder).absolute()).whole()), Path(target)
     if (target / DCP_METADATA).exists():
         raise RequestError(f"'{target}' holds a checkpoint: give a new folder")
+    from torch.distributed.checkpoint import state_dict_saver  # a quarter of a second that training does without
+
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

@@ -12,14 +12,13 @@ A folder has several checkpoints, one folder each, such as ``checkpoints/step-12
 import os
 import secrets
 import shutil
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from ...core.errors import RequestError, refuse_other_kinds
+from ...core.errors import RequestError, refuse_no_bool, refuse_other_kinds, warn_caller
 from ...core.files.write import sync_folder
 from ..launch.team import Exchange
 from .manifest import (
@@ -165,6 +164,7 @@ def latest_checkpoint(folder: str | Path, *, verify: bool = False) -> Path | Non
             wrote: a job that continued without them would lose its progress.
     """
     refuse_other_kinds("folder", folder, str | Path, "the path of a folder that has a folder for each checkpoint")
+    refuse_no_bool(verify=verify)
     for path in sorted(_numbered(Path(folder)), key=_order, reverse=True):
         try:
             check_listing(path, read_manifest(path))
@@ -173,7 +173,7 @@ def latest_checkpoint(folder: str | Path, *, verify: bool = False) -> Path | Non
                 reader.check(reader.manifest.files)
         except (RequestError, OSError) as error:
             if verify:
-                warnings.warn(f"'{path}' is skipped: {error}", stacklevel=2)
+                warn_caller(f"'{path}' is skipped: {error}")
             continue
         return path
     other = max((found.parent for found in Path(folder).glob(f"*/{DCP_METADATA}")), key=_order, default=None)
@@ -188,9 +188,9 @@ def remove_older(newest: Path, keep: int) -> None:
     Args:
         newest: the checkpoint that was just written; ones with higher numbers are not counted and not removed.
     """
-    stem, number = _split(newest.name)
-    found = [path for path in _numbered(newest.parent) if _split(path.name)[0] == stem]
-    older = sorted((path for path in found if _split(path.name)[1] <= number and path != newest), key=_order)
+    stem, number = split_number(newest.name)
+    found = [path for path in _numbered(newest.parent) if split_number(path.name)[0] == stem]
+    older = sorted((path for path in found if split_number(path.name)[1] <= number and path != newest), key=_order)
     try:
         for path in older[: len(older) + 1 - keep]:
             hidden = hidden_folder(path)
@@ -199,14 +199,14 @@ def remove_older(newest: Path, keep: int) -> None:
         remove_left_over(newest)
         sync_folder(newest.parent)
     except OSError as error:
-        warnings.warn(f"older checkpoints than '{newest}' cannot be removed: {error.strerror}", stacklevel=2)
+        warn_caller(f"older checkpoints than '{newest}' cannot be removed: {error.strerror}")
 
 
 def remove_left_over(newest: Path) -> None:
     """Remove what a killed process left of checkpoints whose names differ from a new one's in the number alone."""
-    stem, _ = _split(_shortened(newest.name))
+    stem, _ = split_number(_shortened(newest.name))
     for found in newest.parent.glob(f"{_HIDDEN}*"):
-        if _split(found.name.removeprefix(_HIDDEN).rpartition("-")[0])[0] == stem:
+        if split_number(found.name.removeprefix(_HIDDEN).rpartition("-")[0])[0] == stem:
             shutil.rmtree(found, ignore_errors=True)
 
 
@@ -227,7 +227,7 @@ def _numbered(folder: Path) -> Iterator[Path]:
     return (found.parent for found in folder.glob(f"*/{MANIFEST_NAME}") if not found.parent.name.startswith("."))
 
 
-def _split(name: str) -> tuple[str, int]:
+def split_number(name: str) -> tuple[str, int]:
     """A name and the number at its end; -1 if it has none."""
     stem = name.rstrip("0123456789")
     digits = name[len(stem) :]
@@ -235,4 +235,4 @@ def _split(name: str) -> tuple[str, int]:
 
 
 def _order(path: Path) -> tuple[int, str]:
-    return _split(path.name)[1], path.name
+    return split_number(path.name)[1], path.name

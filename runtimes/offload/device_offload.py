@@ -8,7 +8,6 @@ The storages of a microbatch are taken from the saved tensors, freed, and put ba
 No storage is resized: one that other code still references stays alive, with its values.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ...core.capture.programs.stage_programs import SavedStorage
+from ...core.errors import warn_caller
 from ...core.plan.memory_policy import Storage
 from ...core.plan.plan import Plan
 from ...core.policies.offload import HostSlots, host_slots
@@ -221,11 +221,10 @@ class BoundOffload:
         for storage in (run.offloaded[number] for number in moved.staying):
             if (run.index, storage.name) not in self._staying:
                 self._staying.add((run.index, storage.name))
-                warnings.warn(
+                warn_caller(
                     f"storage '{storage.name}' of stage {run.index} is not as captured: it has more than "
                     f"{storage.bytes} bytes, or shares its memory with what stays. It stays on the device, and a step "
                     "needs more memory than planned; remove it from memory.offload",
-                    stacklevel=2,
                 )
 
 

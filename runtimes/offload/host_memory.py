@@ -1,6 +1,5 @@
 """The memory on the host that the saved tensors of one device go to: its arena, and the copies to and from it."""
 
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...backends.streams import Streams, streams_of
+from ...core.errors import warn_caller
 from ..devices.available_memory import lockable_bytes
 from .copies import Copies, FileArena, MemoryArena, StreamCopies, ThreadCopies
 from .tier import OffloadTier
@@ -72,7 +72,7 @@ class HostMemory:
                 self._unpin = finalizer = weakref.finalize(self, unpin, arena, self._device)
                 finalizer.atexit = False  # the driver is gone then
             else:
-                warnings.warn(self._not_pinned(arena), stacklevel=2)
+                warn_caller(self._not_pinned(arena))
         return StreamCopies(arena, streams, self._device, self._number, self._separate)
 
     def _not_pinned(self, arena: Tensor) -> str:

@@ -1,12 +1,14 @@
 """The programs of some stages of a plan, for one shape of microbatch."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ...core.capture.export.operators import Operators
+from ...core.capture.export.step import symbolic_sizes
 from ...core.capture.graph.sizes import Sizes
 from ...core.capture.programs.programs import stage_programs
 from ...core.capture.programs.stage import Boundary, StageGraph, boundaries, stage_graph
@@ -24,12 +26,14 @@ class Compiled:
 
     Args:
         stages: names of the operators of every stage.
+        symbolic: the programs with symbolic sizes that these come from; None without.
     """
 
     operators: Operators
     stages: Sequence[Sequence[str]]
     layout: Layout
     programs: dict[int, StagePrograms]
+    symbolic: "Compiled | None" = field(default=None, eq=False, repr=False)
 
     def with_sizes(self, sizes: Sizes) -> "Compiled":
         """The programs with numbers in place of symbolic sizes."""
@@ -37,7 +41,7 @@ class Compiled:
         programs = {index: programs.with_sizes(sizes) for index, programs in self.programs.items()}
         values = self.operators.values
         results = {name: sizes.tensor(values[name]) for name in self.operators.step.outputs.nodes}
-        return Compiled(evolve(self.operators, values=values | results), self.stages, layout, programs)
+        return Compiled(evolve(self.operators, values=values | results), self.stages, layout, programs, self)
 
     def stage_of(self, result: str) -> int:
         """The stage that computes a part of the step's result, by the name of its node."""
@@ -52,8 +56,8 @@ class Compiled:
         return any(runs_region(nodes[node]) for name in self.stages[stage] for node in members[name])
 
 
-Programs = dict[tuple[tuple[tuple[str, ...], ...], int, torch.device | None], StagePrograms]
-"""Programs of one captured step by (operators of every stage, index, device)."""
+Programs = dict[tuple[tuple[tuple[str, ...], ...], int, torch.device | None, bool], StagePrograms]
+"""Programs of one captured step by (operators of every stage, index, device, whether sizes are symbols)."""
 
 
 class ProgramCompiler(Protocol):
@@ -72,7 +76,7 @@ def compile_stages(
     known: Programs | None = None,
     may_be_empty: bool = False,
 ) -> Compiled:
-    """Derive the programs of some stages of a plan.
+    """Derive the programs of some stages of a plan. Those of a capture with symbolic sizes serve all sizes.
 
     Args:
         stages: names of the operators of every stage.
@@ -87,10 +91,16 @@ def compile_stages(
     empty = next((i for i, stage in enumerate(stages) if not stage), None)
     if empty is not None and not may_be_empty:
         raise RequestError(f"stage {empty} has no operators: every stage needs one; use fewer stages")
+    wanted = list(wanted)
+    if operators.symbolic is not None and compiler is None:
+        whole, sizes = operators.symbolic
+        with suppress(Exception), symbolic_sizes():  # the programs with numbers raise the user's
+            made = compile_stages(whole, stages, wanted, where, None, known, may_be_empty)
+            return evolve(made.with_sizes(sizes), operators=operators)
     layout, devices = boundaries(operators, stages), where or {}
     programs = {} if known is None else known
-    names = tuple(map(tuple, stages))
-    keys = {i: (names, i, devices.get(i)) for i in wanted}
+    names, symbolic = tuple(map(tuple, stages)), operators.step.sizes is not None
+    keys = {i: (names, i, devices.get(i), symbolic) for i in wanted}
     for i, key in keys.items():
         if key not in programs:
             graph = stage_graph(operators, stages, i, devices.get(i))

@@ -6,7 +6,6 @@ without compilation, and a warning reports it. Those programs of a stage are com
 compiled if it is called nevertheless.
 """
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from ...core.capture.programs.generated_code import Program, section_in_parts
 from ...core.capture.programs.programs import stage_programs
 from ...core.capture.programs.stage import StageGraph
 from ...core.capture.programs.stage_programs import StagePrograms
+from ...core.errors import warn_caller
 from ...core.plan.plan import Plan
 from ...core.tensor_metadata import storage_of
 from ..launch.progress import Report, silent
@@ -107,7 +107,7 @@ class StageCompiler:
         line += self.failures[key]
         if line not in self._warned:
             self._warned.add(line)
-            warnings.warn(line, stacklevel=2)
+            warn_caller(line)
 
 
 def in_parts(fusion: Fusion) -> Call:
@@ -220,9 +220,8 @@ def _guarded(compiled: Call, plain: Call, name: str) -> Call:
             if not warned:
                 warned = True
                 why = str(error).partition("\n")[0]
-                warnings.warn(
+                warn_caller(
                     f"some operators run without compilation: what {name} compiled is for other strides: {why}",
-                    stacklevel=2,
                 )
             return plain(kept)
 

@@ -32,7 +32,7 @@ from ...core.capture.graph.sizes import equal, has_symbols
 from ...core.capture.python.guards import Guards
 from ...core.capture.values.sparse_tensors import distributed_tensors
 from ...core.capture.values.user_lines import message_start, user_line
-from ...core.errors import RequestError, in_a_line
+from ...core.errors import RequestError, in_a_line, warn_caller
 from ...core.tensor_collectives import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
 from .layout_watch import HEADS, LayoutWatch, WholeCalls, without_layouts
 from .layouts import DTensorLayout, check_layout, named_tensors, parts_of
@@ -356,11 +356,10 @@ def warn_of_untied_weights(model: nn.Module) -> None:
         first, last = (_embeddings(module, method) for method in ("get_input_embeddings", "get_output_embeddings"))
         if first is None or last is None or first is last:
             continue
-        warnings.warn(
+        warn_caller(
             f"{name or type(module).__name__} has tie_word_embeddings=True, and embedding and head are two weights, "
             "which would both be trained: parallelize_module unties a weight that two modules share; tie them again "
             "after it (head.weight = embedding.weight), or build the model with tie_word_embeddings=False",
-            stacklevel=2,
         )
 
 

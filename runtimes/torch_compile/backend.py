@@ -1,6 +1,5 @@
 """The backend of ``torch.compile``, and its options: each graph of Dynamo becomes a pipeline."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import combinations, islice
@@ -10,7 +9,7 @@ import torch
 from attrs import field, fields, frozen
 from torch import Tensor, fx, nn
 
-from ...core.errors import RequestError
+from ...core.errors import RequestError, warn_caller
 from ..batch.lru_cache import LruCache
 from ..microbatches import microbatch_sizes
 from .cutting import CutGraph, Stage, cut
@@ -117,7 +116,7 @@ def _refuse(reason: str, *arguments: Any) -> None:
 def _warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
-        warnings.warn(f"panpipe: {text}", stacklevel=2)
+        warn_caller(f"panpipe: {text}")
 
 
 class _GraphPipeline:

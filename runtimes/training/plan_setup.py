@@ -153,7 +153,7 @@ def set_up_plan(
         return Shapes(captured, team, cut, on, compiler, example.varying, ("training", reads), report)
 
     prepared = PreparedSteps(model, step, lambda: stages.plan, shapes, stages.states, team.local, follow_model)
-    prepared.shapes.keep(shape, first, example.symbolic)
+    prepared.shapes.keep(shape, first)
     norm_parameters = NormParameters.of(plan, dict(model.named_parameters()), unused)
     copies = offloads(plan, first, team, where, offload or OffloadTier())
     wrapping = GraphWrapping.on if programs.graphs else None

@@ -21,7 +21,7 @@ from math import prod
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch.utils import _pytree as pytree
@@ -44,7 +44,7 @@ from ..graph.nodes import (
     written_roots,
 )
 from ..graph.randomness import KeyedRandom, random_key
-from ..graph.sizes import hint
+from ..graph.sizes import NUMBERS, Sizes, hint
 from ..python.torch_settings import without_anomaly_mode
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
 from ..regions.regions import region_of
@@ -93,6 +93,7 @@ class Operators:
         values: node name → fake result; with ``requires_grad`` if a gradient flows.
         orders: node name → order of its gradient's dimensions in memory, where it is not that of the result.
         traces: of parts of the step, see `..programs.equal_layers`.
+        symbolic: the capture with symbolic sizes that these come from, and the values of its symbols; None without.
     """
 
     step: CapturedStep
@@ -103,6 +104,18 @@ class Operators:
     values: dict[str, Any] = field(repr=False)
     orders: dict[str, tuple[int, ...]] = field(repr=False, factory=dict)
     traces: dict[Any, Any] = field(factory=dict, eq=False, repr=False)
+    symbolic: "tuple[Operators, Sizes] | None" = field(default=None, eq=False, repr=False)
+
+    def with_sizes(self, sizes: Sizes) -> "Operators":
+        """The operators as if the step was captured with these sizes, which are those of the example.
+
+        Raises:
+            NotSymbolic: a sub-graph depends on sizes.
+        """
+        step = self.step.with_sizes(sizes)
+        with step.fake_mode:
+            values = {name: pytree.tree_map_only((Tensor, *NUMBERS), sizes.fake, v) for name, v in self.values.items()}
+        return evolve(self, step=step, values=values, traces={}, symbolic=(self, sizes))
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:

@@ -190,7 +190,7 @@ class Sizes:
             arguments = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
             args, kwargs = pytree.tree_map_only(NUMBERS, self.of, arguments)
             new = copies[node] = made.create_node(node.op, node.target, args, kwargs, node.name, node.type)
-            new.meta = {key: value for key, value in node.meta.items() if not isinstance(value, fx.Node)}
+            new.meta = {key: copies[v] if isinstance(v, fx.Node) else v for key, v in node.meta.items()}
             if "val" in new.meta:
                 new.meta["val"] = pytree.tree_map_only((Tensor, *NUMBERS), self.fake, node.meta["val"])
         return made

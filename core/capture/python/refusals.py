@@ -4,7 +4,6 @@ import dis
 import functools
 import gc
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
-from ...errors import RequestError
+from ...errors import RequestError, warn_caller
 from ..values.capture_errors import Refused
 from ..values.code_origin import is_users_own
 from ..values.user_lines import warn_at
@@ -118,7 +117,7 @@ def check_gradient_hooks(model: nn.Module) -> None:
                 f"{fix}"
             )
     if found:
-        warnings.warn(f"{found[0][0]} has a hook on its gradient, one of {len(found)}: {fix}", stacklevel=4)
+        warn_caller(f"{found[0][0]} has a hook on its gradient, one of {len(found)}: {fix}")
 
 
 def _gradient_hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:

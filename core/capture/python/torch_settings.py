@@ -6,7 +6,6 @@ captured function. The default dtype, the default device and the attention kerne
 one changes, the step is captured again.
 """
 
-import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -16,6 +15,8 @@ from attrs import frozen
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from ...errors import warn_caller
 
 _KINDS = ("cpu", "cuda")
 """Types of devices that steps compute on."""
@@ -100,10 +101,9 @@ def without_anomaly_mode(warns: bool = False) -> Iterator[None]:
         warns: whether to warn if the mode is on.
     """
     if warns and torch.is_anomaly_enabled():
-        warnings.warn(
+        warn_caller(
             "torch.autograd's anomaly mode sees nothing of a captured step: Update(on_nonfinite='raise') gives the "
             "microbatch and the stage of a loss that is not finite",
-            stacklevel=3,
         )
     with torch.autograd.set_detect_anomaly(False):
         yield

@@ -4,13 +4,12 @@ A package adds devices through the entry-point group ``panpipe.devices``: the en
 several of them, or the ``pathlib.Path`` of a catalogue file.
 """
 
-import warnings
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ...errors import RequestError
+from ...errors import RequestError, warn_caller
 from ...files.limits import CATALOGUE
 from ...files.read import read_text
 from ...plugins import load_plugins
@@ -38,7 +37,7 @@ def catalogue() -> Catalogue:
         found = _with_plugin(found, plugin)
 
     for one in load_plugins(GROUP, add):
-        warnings.warn(str(one), stacklevel=2)
+        warn_caller(str(one))
     return found
 
 

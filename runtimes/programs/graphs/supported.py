@@ -1,9 +1,8 @@
 """What captured graphs support: refuses devices and plans without support, and names the stages that are left out."""
 
-import warnings
 from collections.abc import Sequence
 
-from ....core.errors import RequestError
+from ....core.errors import RequestError, warn_caller
 from ....core.policies.sharding import LEVELS, part_of_gradients
 from ..compiled import Compiled
 from .graph_pool import has_graphs
@@ -56,4 +55,4 @@ def warn_of_ungraphed(compiled: Compiled) -> None:
         if compiled.runs_python(stage):
             reason = "a part of it stays Python (`panpipe doctor` names the line)"
         if reason is not None:
-            warnings.warn(f"stage {stage} runs without CUDA graphs, as do all of its device: {reason}", stacklevel=2)
+            warn_caller(f"stage {stage} runs without CUDA graphs, as do all of its device: {reason}")

@@ -294,6 +294,10 @@ def test_keep_removes_the_oldest_checkpoints_of_the_same_name_alone(pipe, writte
     for keep in (0, -1, True, 1.5, "2"):
         with pytest.raises(panpipe.RequestError, match=r"keep is .*: give the number of checkpoints to keep"):
             pipe.checkpoint(tmp_path / "step-30", keep=keep)
+    with pytest.raises(panpipe.RequestError, match="keep is 2 and 'last' has no number at its end"):
+        pipe.checkpoint(tmp_path / "last", keep=2)
+    with pytest.raises(panpipe.RequestError, match="wait is 'no': give True or False"):
+        pipe.checkpoint(tmp_path / "step-30", wait="no")
 
 
 def test_a_checkpoint_has_the_permissions_of_a_new_folder(written, tmp_path):
