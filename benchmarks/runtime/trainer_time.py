@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 WORDS, ROWS, BATCH = 1000, 320, 16
+COMPILED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""The environment of processes that read compiled modules, as those of an installed package are."""
 
 
 def fine_tune(kind: str, steps: int, folder: str) -> None:
@@ -60,7 +62,7 @@ def seconds(kind: str, steps: int, cache: str) -> list[tuple[float, float]]:
         started = [
             subprocess.Popen(
                 [sys.executable, __file__, "--as", kind, "--steps", str(steps), "--folder", folder],
-                env={**os.environ, "PANPIPE_CACHE": cache, **(rank_environment(rank, port) if ranks > 1 else {})},
+                env={**COMPILED, "PANPIPE_CACHE": cache, **(rank_environment(rank, port) if ranks > 1 else {})},
                 stdout=subprocess.PIPE, text=True,
             )
             for rank in range(ranks)
@@ -80,6 +82,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="updates")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
+        compiles = "import panpipe.integrations.transformers, panpipe; panpipe.pipeline"
+        subprocess.run([sys.executable, "-c", compiles], env=COMPILED, check=True)
         rows = []
         for name, kind in (("Trainer", "plain"), ("PanpipeTrainer", "panpipe"), ("the same again", "panpipe")):
             for rank, (imported, end) in enumerate(seconds(kind, arguments.steps, cache)):

@@ -32,7 +32,6 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 
-import networkx
 from attrs import frozen
 
 from .cluster import Cluster
@@ -278,6 +277,8 @@ def _groups(
     cluster: Cluster, members: tuple[int, ...], near: frozenset[tuple[float, float]]
 ) -> tuple[tuple[int, ...], ...]:
     """Groups of members, ascending, connected by paths of these latencies and rates."""
+    import networkx  # of a hundred modules, which a pipeline of two devices does without
+
     graph: networkx.Graph[int] = networkx.Graph()
     graph.add_nodes_from(sorted(members))
     pairs = _near_pairs(cluster, members)

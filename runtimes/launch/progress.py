@@ -6,11 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.table import Column
-
 from ...core.errors import RequestError
 from ...core.slow_work import called_if_slow
 from ..watch.activity import HERE
@@ -79,6 +74,11 @@ def _noted(report: Report) -> Report:
 @contextmanager
 def _line() -> Iterator[Report]:
     """A progress bar, removed at the end of planning: phase, part, elapsed and remaining time."""
+    from rich.console import Console  # for terminals alone
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.table import Column
+
     columns = (
         TextColumn("panpipe: {task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[part]}"),
         TimeElapsedColumn(), TimeRemainingColumn(table_column=Column(no_wrap=True)),
