@@ -63,15 +63,13 @@ UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def print_devices(
-    result: "SimulationResult",
-    limits: Sequence[float] | None,
-    more: Mapping[str, Callable[[int], object]] | None = None,
+    result: "SimulationResult", limits: Sequence[float], more: Mapping[str, Callable[[int], object]] | None = None
 ) -> None:
     """Print each device's memory by kind at its own peak, including messages in flight, and its limit.
 
     Args:
         result: a simulated step.
-        limits: bytes that each device may use; None for a schedule of equal stages, which has no bytes.
+        limits: bytes that each device may use.
         more: further columns, by heading: a device's number → its cell.
     """
     largest = max([*result.peak_memory_bytes, 1.0])
@@ -86,12 +84,9 @@ def print_devices(
     columns |= {kind: size((kind,)) for kind in STATE} if wide() else {"state": size(STATE)}
     columns |= {name: size(kinds) for name, kinds in OTHERS.items()}
     columns["all"] = lambda device: f"{sum(held[device].values()) / scale:.{digits}f}"
-    if limits is None:
-        unit = "saved tensors of a stage for one microbatch"
-    else:
-        if wide():  # a narrow terminal has no column of the limit, to which "used" is relative
-            columns["limit"] = lambda device: f"{limits[device] / scale:.{digits}f}"
-        columns["used"] = lambda device: share_text(sum(held[device].values()), limits[device])
+    if wide():  # a narrow terminal has no column of the limit, to which "used" is relative
+        columns["limit"] = lambda device: f"{limits[device] / scale:.{digits}f}"
+    columns["used"] = lambda device: share_text(sum(held[device].values()), limits[device])
     columns["peak at"] = lambda device: result.peak_actions[device] or "–"
     title = f"Memory at each device's peak, in {unit}, messages included"
     print_records(f"Devices. {title}" if more else title, range(result.plan.devices), columns)

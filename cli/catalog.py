@@ -3,6 +3,8 @@
 import textwrap
 from collections import Counter
 from contextlib import suppress
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,16 @@ from rich.console import Console
 
 from ..answers.bundled_models import BUNDLED
 from ..answers.options import argument, flag, json_flag, option
-from ..answers.output import bytes_text, note, print_json, print_records, print_table, rate_text, seconds_text
+from ..answers.output import (
+    UNITS,
+    bytes_text,
+    note,
+    print_json,
+    print_records,
+    print_table,
+    rate_text,
+    seconds_text,
+)
 from ..core.cluster.catalog import Catalogue, LinkType, catalogue, find_cluster
 from ..core.cluster.catalog.find import cluster_in
 from ..core.cluster.cluster import Cluster, cluster_json
@@ -89,9 +100,16 @@ def _print_models(json: bool) -> None:
 
 
 def _entry(known: Catalogue, name: str) -> DeviceType | LinkType | None:
-    """The device or link of that name or alias."""
+    """The device or link of that name or alias; None if it may be a cluster.
+
+    Raises:
+        RequestError: there is none, and only links have similar names.
+    """
     with suppress(RequestError):
         return known.device(name)
+    close = partial(get_close_matches, name.casefold(), n=1)
+    if close(known.links) and not close([other.casefold() for other in (*known.devices, *known.clusters)]):
+        return known.link(name)
     with suppress(RequestError):
         return known.link(name)
     return None
@@ -170,12 +188,20 @@ def _print_entry(entry: Any) -> None:
     for path, source in entry.sources.items():
         field, _, key = path.partition(".")
         value = getattr(entry, field)
-        rows.append((path, f"{value[key] if key else value:.6g}", str(source)))
+        rows.append((path, _value_text(field, value[key] if key else value), str(source)))
     print_table("", ("number", "value", "source"), rows, texts=("source",))
     named = [(name, getattr(entry, name, None)) for name in ("host_link", "host_copy", "gpu_link")]
     for name, value in named:
         if value:
             print(f"{name} {value}")
+
+
+def _value_text(field: str, value: float) -> str:
+    """A number with the unit that ends its name."""
+    for end, text in (("bytes_per_s", UNITS["B/s"]), ("_bytes", bytes_text), ("_s", seconds_text)):
+        if field.endswith(end) and not field.endswith("flops_per_s"):
+            return text(value)
+    return f"{value / 1e12:.4g} TFLOP/s" if field.endswith("flops_per_s") else f"{value:.6g}"
 
 
 def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
@@ -193,9 +219,9 @@ def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
          "through": lambda path: " ".join(path.hubs) or "one link"}, texts=("through",),
     )  # fmt: skip
     for (memory_bytes, rate), count in _host_memory(cluster).items():
-        parts = [] if memory_bytes is None else [bytes_text(memory_bytes)]
-        parts += [] if rate is None else [f"{rate_text(rate)} for reads and writes together"]
-        print(f"{counted(count, 'host')} with memory of {', '.join(parts)}" + (" each" if count > 1 else ""))
+        parts = [] if memory_bytes is None else [f"memory of {bytes_text(memory_bytes)}"]
+        parts += [] if rate is None else [f"{rate_text(rate)} for reads and writes of its memory together"]
+        print(f"{counted(count, 'host')}, {'each ' if count > 1 else ''}with {' and '.join(parts)}")
     kinds = Counter((device.type or "device", device.memory_bytes) for device in cluster.devices)
     for (kind, memory_bytes), count in kinds.items():
         print(f"{count} × {kind}, {bytes_text(memory_bytes)} each for a plan")

@@ -53,7 +53,7 @@ def schedules(
         print_json({"schedules": [{**figures(scored), "on_frontier": id(scored) in best} for scored in found]})
         return
     print_records(
-        "", found,
+        "Times in the unit of --forward; memory in one device's saved tensors for one microbatch", found,
         {"schedule": lambda scored: short_name(scored.schedule.name),
          "best": lambda scored: "★" if id(scored) in best else "", "chunks": "problem.chunks", "peak memory": peak_of,
          "makespan": "result.makespan", "bubble": "result.bubble_ratio %"},

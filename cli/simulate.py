@@ -1,5 +1,6 @@
 """``panpipe simulate``: run a plan in the simulator."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from ..core.plan.wording import plan_size
 from ..core.report.data import ReportFacts, idle_data
 from ..core.schedules.meaning import short_name
 from ..core.timing.idle import IdleTime
+from ..core.trace.trace import Trace
 from ..core.validation.interval import interval_of, interval_text
 from ..simulators.optimizer_step import OptimizerStep
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = 1 << 62
 """Bytes of each device of a schedule file, which names none."""
+SAVED = "one device's saved tensors for one microbatch"
 BUSIEST_LINKS = 16
 """Most links that are printed; ``--json`` has all."""
 
@@ -111,13 +114,29 @@ def simulate(
     if report is not None:
         from ..core.report.page import report_html
 
-        facts = ReportFacts(idle=idle, kept=result.kept)
-        write_text(report, report_html(plan=plan, predicted=result.trace, facts=facts))
+        if file.is_schedule:
+            page = report_html(plan=None, predicted=_in_saved_tensors(result), facts=_facts(plan, idle))
+        else:
+            page = report_html(plan=plan, predicted=result.trace, facts=ReportFacts(idle=idle, kept=result.kept))
+        write_text(report, page)
         note(f"written to {report}")
     if json:
         print_json({**_answer(result, idle), "interval_s": interval_of(plan.prediction, result.step_s)})
     else:
         _print(result, idle, None if file.is_schedule else [device.memory_bytes for device in result.devices])
+
+
+def _facts(plan: Plan, idle: IdleTime) -> ReportFacts:
+    """What the report of a schedule file shows, whose times and sizes have no units."""
+    summary = f"The schedule file {plan.model}: {plan_size(plan)}. Memory is in {SAVED}."
+    return ReportFacts(title=plan.model, summary=summary, idle=idle, plain_units=True)
+
+
+def _in_saved_tensors(result: "SimulationResult") -> Trace:
+    """The trace of a schedule file's equal stages, with memory in one device's saved tensors for one microbatch."""
+    held, trace = Counter(result.plan.placement), result.trace
+    memory = (evolve(each, bytes=each.bytes / held[each.device]) for each in trace.memory if each.kind == "saved")
+    return evolve(trace, memory=tuple(memory), events=tuple(evolve(event, bytes=0) for event in trace.events))
 
 
 def _moved(file: PlanFile, cluster: Cluster) -> Plan:
@@ -188,9 +207,13 @@ def _print(result: "SimulationResult", idle: IdleTime, limits: Sequence[int] | N
     if limits is None:
         print("Stages are equal: F, I and W of a device take 1 s each where no option sets another time.")
     _print_bubbles(result)
-    print_devices(result, limits)
-    _print_hosts(result)
-    if limits is not None:  # links of a schedule file have no rate
+    if limits is None:  # a schedule file has neither bytes nor rates
+        stages = Counter(plan.placement)
+        peaks = {"device": str, "peak memory": lambda device: result.peak_saved_bytes[device] / stages[device]}
+        print_records(f"Memory, in {SAVED}", range(plan.devices), peaks)
+    else:
+        print_devices(result, limits)
+        _print_hosts(result)
         _print_links(result)
     print_idle(idle)
 

@@ -54,7 +54,7 @@ def report_answer(question: PlanQuestion, report: Report) -> None:
 def file_of(question: PlanQuestion, what: str, report: Report) -> File:
     """A file about the plan."""
     shown = _planned(question, report)
-    return plan_file(shown.plan, shown.run.trace, None, _facts(shown), what)
+    return plan_file(shown.plan, shown.run.trace, None, _facts(question, shown), what)
 
 
 def _planned(question: PlanQuestion, report: Report) -> PlanAnswer:
@@ -78,8 +78,9 @@ def _planned(question: PlanQuestion, report: Report) -> PlanAnswer:
     return plan_answer(found.request, found.known, [found.plans[question.rank - 1]], None)
 
 
-def _facts(shown: PlanAnswer) -> ReportFacts:
-    return ReportFacts(idle=shown.idle, kept=shown.run.kept, limits_bytes=tuple(shown.limits))
+def _facts(question: PlanQuestion, shown: PlanAnswer) -> ReportFacts:
+    limits = tuple(shown.limits) * shown.plan.mesh.data
+    return ReportFacts(title=question.model, idle=shown.idle, kept=shown.run.kept, limits_bytes=limits)
 
 
 def search(question: PlanQuestion, report: Report, what: str = "searching plans") -> Found:
@@ -124,7 +125,7 @@ def _file_times(question: PlanQuestion) -> list[int | None]:
 def answer(question: PlanQuestion, shown: PlanAnswer) -> dict[str, Any]:
     """The data of the page: the report, what ``panpipe plan --json`` prints, and the command line."""
     return {
-        "report": with_names(report_data(shown.plan, shown.run.trace, None, _facts(shown)), shown.plan),
+        "report": with_names(report_data(shown.plan, shown.run.trace, None, _facts(question, shown)), shown.plan),
         "figures": shown.plain(),
         "misfit": "",
         "plan": plan_json(shown.plan),

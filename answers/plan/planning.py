@@ -38,7 +38,6 @@ from .infeasible import refuse
 from .options import PlanOptions
 from .request import (
     LAYERS_IF_ENOUGH,
-    Allowance,
     PlanRequest,
     wanted_chunks,
     wanted_meshes,
@@ -64,8 +63,8 @@ def run(
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RequestError(f"--seconds is {seconds:g}: give a finite number above 0")
     try_fewer = options.graph is not None and options.mesh is None
-    allowance = Allowance(options.budget, seconds)
-    found, failed = _search(options, tp, allowance, try_fewer=try_fewer, alternatives=top is not None)
+    limits = _Limits(options.budget, seconds)
+    found, failed = _search(options, tp, limits.share(1 - FEWER if try_fewer else 1), alternatives=top is not None)
     if not found:
         request, unfit = failed[-1]  # the most tensor ranks: the least memory on each
         refuse(unfit, request, json=json)
@@ -78,8 +77,9 @@ def run(
     plans = result.plans[: top or 1]
     written = [] if out is None else _write(out, [with_tensor_ranks(plan, request.machine) for plan in plans])
     fewer = None
-    if try_fewer and not result.stopped:
-        fewer = faster_alone(plans[0], lambda devices: request.alone(devices, allowance))
+    few = limits.share(FEWER / plans[0].devices.bit_length())
+    if try_fewer and not result.stopped and few.budget != 0:
+        fewer = faster_alone(plans[0], lambda devices: request.alone(devices, few.budget, few.seconds))
     answer = plan_answer(request, best.families, plans, fewer)
     if json:
         print_json(answer.plain())
@@ -89,6 +89,25 @@ def run(
         print(f"{len(plans)} of {top}: every other plan found is slower and has no lower peak on its fullest device.")
     if written:
         print(f"\nWritten to {', '.join(map(str, written))}.")
+
+
+FEWER = 0.06
+"""Share of a given budget and time for searches with fewer devices, where they follow."""
+
+
+@frozen
+class _Limits:
+    """What searches may take: evaluations and seconds; None for no limit."""
+
+    budget: int | None
+    seconds: float | None
+
+    def share(self, share: float) -> "_Limits":
+        """A part of it, for each of several searches."""
+        return _Limits(
+            None if self.budget is None else int(self.budget * share),
+            None if self.seconds is None else self.seconds * share,
+        )
 
 
 @frozen
@@ -105,7 +124,7 @@ class _Found:
 
 
 def _search(
-    options: PlanOptions, tp: str | None, allowance: Allowance, *, try_fewer: bool, alternatives: bool
+    options: PlanOptions, tp: str | None, limits: _Limits, *, alternatives: bool
 ) -> tuple[list[_Found], list[tuple[PlanRequest, NothingFits]]]:
     """Search with every number of tensor ranks; what was found, and the errors of searches in which nothing fits."""
     named = (options.graph, options.cluster)
@@ -113,18 +132,17 @@ def _search(
     found, failed = [], []
     others = _ranks(options)
     wanted = wanted_tensor(tp, find_cluster(options.cluster), options.cluster, options.model, others)
-    for searches, tensor in zip(range(len(wanted), 0, -1), wanted, strict=True):
-        share = allowance.share(searches, reserve=try_fewer)
-        request, families = plan_request(evolve(options, budget=share), tensor)
+    each = limits.share(1 / len(wanted))
+    budget = None if each.budget is None else max(each.budget, 1)
+    for tensor in wanted:
+        request, families = plan_request(evolve(options, budget=budget), tensor)
         try:
             with naming(*files), noted(lambda: "deriving the costs of operators"):
                 request.prepare()
-            with naming(*files), search_progress() as progress, allowance.timed(searches) as limit_s:
-                result = request.search(seconds=limit_s, progress=progress, alternatives=alternatives)
-            allowance.spend(result.evaluations)
+            with naming(*files), search_progress() as progress:
+                result = request.search(seconds=each.seconds, progress=progress, alternatives=alternatives)
             found.append(_Found(request, families, result))
         except NothingFits as nothing:
-            allowance.spend(nothing.closest.predicted.evaluations)
             failed.append((request, nothing))
     return found, failed
 

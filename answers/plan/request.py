@@ -1,13 +1,12 @@
-"""The request of ``panpipe plan``, the same request with a change, the budget of its searches; and
-the choices that it can leave to the search: mesh, microbatches, recomputation, tensor ranks.
+"""The request of ``panpipe plan``, the same request with a change, and the choices that it can leave to the search:
+mesh, microbatches, recomputation, tensor ranks.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, evolve, frozen
+from attrs import evolve, frozen
 
 from ...core.cluster.catalog.find import CPU
 from ...core.cluster.cluster import Cluster
@@ -46,58 +45,6 @@ SIZES = (1, 2, 4, 8)
 """Samples of a microbatch to try if ``--microbatches`` is not given."""
 FEW = 20_000
 """Most evaluations of a search for fewer devices than the cluster has."""
-
-
-RESERVED = 0.06
-"""Share of a given budget for searches with fewer devices, where they follow."""
-
-
-@define
-class Allowance:
-    """What the searches of an answer may still take.
-
-    Args:
-        evaluations: of all of them; None if each has its own default.
-        seconds: for all of them; None for no limit. Only the time within :meth:`timed` counts.
-        clock: seconds from any start.
-    """
-
-    evaluations: int | None
-    seconds: float | None
-    clock: Callable[[], float] = time.monotonic
-
-    def share(self, searches: int, *, reserve: bool = False) -> int | None:
-        """Evaluations of the next search, at least one.
-
-        Args:
-            searches: how many are left, including the next one.
-            reserve: whether searches with fewer devices follow them.
-        """
-        if self.evaluations is None:
-            return None
-        return max(int(self.evaluations * (1 - RESERVED if reserve else 1)) // searches, 1)
-
-    def spend(self, evaluations: int) -> None:
-        """Count evaluations."""
-        if self.evaluations is not None:
-            self.evaluations -= evaluations
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether no evaluations or no time are left."""
-        return (self.evaluations is not None and self.evaluations < 1) or (
-            self.seconds is not None and self.seconds <= 0
-        )
-
-    @contextmanager
-    def timed(self, searches: int = 1) -> Iterator[float | None]:
-        """Run one search, of the ``searches`` that are left; yields its limit in seconds, or None."""
-        start = self.clock()
-        try:
-            yield None if self.seconds is None else self.seconds / searches
-        finally:
-            if self.seconds is not None:
-                self.seconds -= self.clock() - start
 
 
 @frozen
@@ -210,19 +157,10 @@ class PlanRequest:
         _ = self.costs  # first, because the model may be wrong, and compiling takes longer
         compile_ahead(note)
 
-    def alone(self, devices: int, allowance: Allowance) -> Plan:
-        """The best plan that uses only the first ``devices`` devices.
-
-        Raises:
-            RequestError: no evaluations or no time are left.
-        """
-        if allowance.exhausted:
-            raise RequestError("no evaluations or no time are left: give a larger --budget or --seconds")
-        few = min(allowance.share(devices.bit_length()) or FEW, FEW)
-        with allowance.timed() as limit_s:
-            one = self.search(meshes=[(devices, 1)], budget=few, seconds=limit_s, alternatives=False, shard=NONE)
-        allowance.spend(one.evaluations)
-        return one.best
+    def alone(self, devices: int, budget: int | None, seconds: float | None) -> Plan:
+        """The best plan that uses only the first ``devices`` devices; at most ``FEW`` are evaluated."""
+        few = FEW if budget is None else min(budget, FEW)
+        return self.search(meshes=[(devices, 1)], budget=few, seconds=seconds, alternatives=False, shard=NONE).best
 
     def fitting(self, change: Relaxation) -> Plan | None:
         """A plan that fits the changed request; None if the initial plans of its search do not fit."""

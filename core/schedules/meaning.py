@@ -34,6 +34,5 @@ def meaning_of(name: str) -> str | None:
         return f"{_OWN}, improved by moves"
     if re.match(r"(evaluations|seconds)=", inner):
         return "an order that the search found, from published schedules and others; in brackets its budget and seed"
-    return (
-        f"an order that the search derived from {inner.partition('(')[0]}, whose own order is slower here or needs more"
-    )
+    family = inner.partition("(")[0]
+    return f"an order that the search derived from {family}, whose own order is slower here or needs more memory"

@@ -68,17 +68,19 @@ function freeSpot([x, y], spots) {
   return [x, y];
 }
 
-// Write a point's name where no other name is, or nowhere.
+// Write a point's name where no other name is: next to it, or above or below it, with a line to it.
 function nameNear(names, point, [x, y], taken, chosen) {
   const label = shortName(point);
-  const wide = 6.3 * label.length;
-  const places = [[x + 9, y - 7, "start"], [x - 9, y - 7, "end"], [x + 9, y + 16, "start"], [x - 9, y + 16, "end"]];
+  const wide = (chosen ? 7.2 : 6.3) * label.length;
+  const places = [0, 15, 30, 45, 60, 75, 90, 105, 120].flatMap((far) => [[x + 9, y - 7 - far, "start"], [x - 9, y - 7 - far, "end"],
+    [x + 9, y + 16 + far, "start"], [x - 9, y + 16 + far, "end"]]);
   for (const [px, py, anchor] of places) {
     const left = anchor === "start" ? px : px - wide;
     const box = [left, py - 11, left + wide, py + 3];
     const inside = box[0] > PLOT.left && box[2] < PLOT.width && box[1] > 0 && box[3] < PLOT.height - PLOT.bottom + 4;
     if (!inside || taken.some((other) => box[0] < other[2] && box[2] > other[0] && box[1] < other[3] && box[3] > other[1])) continue;
     taken.push(box);
+    if (Math.abs(py - y) > 16) names.append(svg("line", { x1: x, y1: y, x2: px - Math.sign(px - x), y2: py + (py < y ? 3 : -10), class: "lead-line" }));
     names.append(svg("text", { x: px, y: py, "text-anchor": anchor, class: `name ${chosen ? "chosen" : ""}` }, label));
     return;
   }

@@ -91,3 +91,29 @@ def test_graph_is_planned_in_the_page_and_a_module_is_found(page, graph):
         assert page.locator("#topology img").count() == 1
         assert page.locator("#command").text_content().startswith("panpipe plan --graph ")
         page.goto("about:blank")  # before the server ends: the page may still read points
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_back_and_forward_show_earlier_answers_on_models_without_a_search(page, graph):
+    with explorer(graph) as address:
+        page.goto(address)
+        shows(page, "The graph|Pipeline plan")
+        command = page.locator("#command")
+        page.get_by_text("--microbatches 8").wait_for()
+        page.locator("input[name=microbatches-number]").fill("6")
+        page.locator("input[name=microbatches-number]").blur()
+        page.get_by_role("button", name="Search a plan").click()
+        page.get_by_text("--microbatches 6").wait_for()
+        page.get_by_text("uniform stages", exact=True).click()
+        shows(page, "^1f1b$")
+        for turn, number in ((page.go_back, 6), (page.go_back, 8), (page.go_forward, 6)):
+            turn()
+            page.get_by_text(f"--microbatches {number}").wait_for()
+            assert "panpipe plan" in command.text_content()
+            assert page.locator("input[name=microbatches-number]").input_value() == str(number)
+            assert page.locator("h1").count() == 1
+            assert not page.locator("#progress").is_visible()
+        page.go_forward()
+        shows(page, "^1f1b$")
+        page.goto("about:blank")  # before the server ends

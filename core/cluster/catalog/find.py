@@ -181,8 +181,7 @@ def _group(catalogue: Catalogue, text: str, name: str) -> Group:
 
 
 def _unknown(catalogue: Catalogue, name: str) -> str:
-    nodes = (node for node in catalogue.nodes if node != ANY_NODE)
-    known = [*catalogue.clusters, *catalogue.devices, *nodes, *catalogue.links]
+    known = [*catalogue.clusters, *catalogue.devices, *(node for node in catalogue.nodes if node != ANY_NODE)]
     hint = nearest(name, dict.fromkeys(known), "panpipe catalog")
     return (
         f"there is no cluster '{name}': {hint}; or write NODESxDEVICESxTYPE as in "

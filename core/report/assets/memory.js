@@ -23,7 +23,7 @@ function memoryCharts() {
   show("memory");
   const hosts = DATA.hosts.length ? ", and what devices have on their hosts" : "";
   byId("memory-hint").textContent = `What each device holds, by kind${hosts}, on the same span of time as above. `
-    + "Select a kind to hide it.";
+    + (DATA.units === "plain" ? "Sizes are in microbatches: one device's saved tensors for one. Times are in the unit of F." : "Select a kind to hide it.");
   for (const kind of memoryKinds()) byId("memory-legend").append(memorySwitch(kind));
   byId("memory-measured").textContent = unmeasuredLine();
   // One trace of many devices: two next to each other.
