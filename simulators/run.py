@@ -1,8 +1,6 @@
 """One training step in SimPy: devices with in-order queues, shared links, and memory."""
 
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 from typing import NoReturn
 
 from attrs import evolve
@@ -15,16 +13,14 @@ from ..core.errors import RequestError, refuse_other_kinds
 from ..core.garbage import collector_paused
 from ..core.lowering.lowering import lower
 from ..core.lowering.queues import Queues, queues_of
-from ..core.plan.items import Task
 from ..core.plan.plan import Plan
 from ..core.policies.sharding import replica_costs
 from ..core.validation.validate import CheckedActions, check_placed
 from .channels import connect, queue_times
 from .device import DeviceQueue
-from .network.network import ContendedError, Network
+from .network.network import Network
 from .optimizer_step import OptimizerStep, validate_afterwards, with_sync
 from .result import SimulationResult
-from .symmetry import find_symmetry
 from .tasks import run_tasks, task_flows, task_times
 from .tensor_sums import connect_sums, tensor_sums
 
@@ -75,14 +71,7 @@ def simulate(
                 check_placed(run_plan, lowered)
         one = queues_of(run_plan, lowered or ()) if checked is None else checked.queues
         queues = one.replicated(plan.mesh.data)
-        run = partial(_run, plan, costs, cluster, eager=eager, optimizer=mode, sharing=sharing)
-        symmetry = None
-        if plan.mesh.data > 1 and one.tasks and mode is not OptimizerStep.POST_VALIDATION:
-            symmetry = find_symmetry(plan, costs, cluster, one, queues)
-        if symmetry is not None:
-            with suppress(ContendedError):
-                return symmetry.of_all(run(one, joined=symmetry.joined), queues)
-        return run(queues)
+        return _run(plan, costs, cluster, queues, eager=eager, optimizer=mode, sharing=sharing)
 
 
 def _default_step(plan: Plan) -> OptimizerStep:
@@ -98,7 +87,6 @@ def _run(
     eager: bool,
     optimizer: OptimizerStep,
     sharing: bool,
-    joined: Sequence[Task] | None = None,
 ) -> SimulationResult:
     environment = Environment()
     durations = compute_times(queues.compute, replica_costs(plan, costs))
@@ -107,9 +95,9 @@ def _run(
         for operation, sum_s in own.items():
             seconds[operation] += sum_s.extra_s
     devices = [DeviceQueue(environment, seconds) for seconds in durations]
-    network = Network(environment, alone=joined is not None)
+    network = Network(environment)
     channels = connect(network, cluster, queues.messages, devices, eager)
-    tasks = run_tasks(network, plan, costs, cluster, queues, devices, joined)
+    tasks = run_tasks(network, plan, costs, cluster, queues, devices)
     sum_flows = connect_sums(network, cluster, sums, devices)
     if sharing:
         network.find_shared()

@@ -159,18 +159,13 @@ def run_tasks(
     cluster: Cluster,
     queues: Queues,
     devices: Sequence[DeviceQueue],
-    joined: Sequence[Task] | None = None,
 ) -> list[RunningTask]:
-    """All tasks of a step, joined where devices issue their items.
-
-    Args:
-        joined: the same tasks with the items of all replicas, where ``queues`` and ``devices`` are of one of them.
-    """
+    """All tasks of a step, joined where devices issue their items."""
     result: list[RunningTask] = []
     latest: dict[tuple[str, int], RunningTask] = {}
     routes: dict[tuple[str, int], Routes] = {}  # of tasks of one device, by their order
-    for number, task in enumerate(queues.tasks):
-        moved = movement(task if joined is None else joined[number], plan, costs, cluster)
+    for task in queues.tasks:
+        moved = movement(task, plan, costs, cluster)
         ahead = None if task.order is None else latest.get(task.order)
         known = routes.setdefault(task.order, {}) if task.order is not None and len(task.items) == 1 else None
         running = RunningTask(network, task, moved, devices, ahead, known)

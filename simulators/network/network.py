@@ -28,20 +28,11 @@ from ...core.cluster.routing import Link
 from .flows import INFINITE, DirectedLink, Direction, Flow, Route
 
 
-class ContendedError(Exception):
-    """A flow of a network that is to be free of contention shares a link, or waits for the one before it."""
-
-
 class Network:
-    """All links of a run, and the flows on them.
+    """All links of a run, and the flows on them."""
 
-    Args:
-        alone: a flow that is not alone on its links, or waits for the one before it, ends the run by ContendedError.
-    """
-
-    def __init__(self, environment: Environment, *, alone: bool = False) -> None:
+    def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.alone = alone
         self.links: dict[Direction, DirectedLink] = {}
         self.duplex: dict[Direction, DirectedLink] = {}
         self.routes: list[Route] = []
@@ -118,8 +109,6 @@ class Network:
 
     def _await(self, flow: Flow) -> None:
         """From now on the end of draining is an event, and the arrival follows it."""
-        if self.alone:
-            raise ContendedError
         flow.awaited = True
         flow.timer = None
         self._awaited[flow] = None
