@@ -7,8 +7,7 @@ The executor's function for a kind is registered in ``runtimes/engine/instructio
 not of the package are in ``tests``: `test_own_kind` and `test_toy_policy`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import field, frozen
 
@@ -111,15 +110,3 @@ def declare(declaration: TaskKind) -> TaskKind:
     """Register a declaration. It replaces earlier declarations of the same kinds."""
     _DECLARED.update(dict.fromkeys(declaration.kinds, declaration))
     return declaration
-
-
-@contextmanager
-def declared(declaration: TaskKind) -> Iterator[TaskKind]:
-    """Declare kinds within a context; the earlier declarations are restored when it exits."""
-    before = dict(_DECLARED)
-    declare(declaration)
-    try:
-        yield declaration
-    finally:
-        _DECLARED.clear()
-        _DECLARED.update(before)

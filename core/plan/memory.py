@@ -167,14 +167,6 @@ def changes(kind: Kind, *, recomputes: bool = False, forward_only: bool = False)
     return CHANGES[kind]
 
 
-def order_changes(kind: Kind, *, recomputes: bool = False) -> tuple[Change, ...]:
-    """The memory changes of an action of a compute order: the changes of RECOMPUTE are included in its B or I."""
-    if recomputes and kind in BACKWARD_KINDS:
-        second = tuple(change for change in CHANGES[Kind.RECOMPUTE] if change.use is not Use.WORKSPACE)
-        return (*second, *CHANGES[kind])
-    return changes(kind, recomputes=recomputes)
-
-
 @lru_cache(maxsize=4096)
 def compute_bytes(
     cost: StageCosts, *, recomputes: bool = False, forward_only: bool = False

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..costs.costs import StageCosts
 from ..numba_cache import njit
-from ..plan.memory import Moment, Size, Use, order_changes
-from .coding import BOTH, FORWARD, INFINITY, INPUT, KIND, KINDS, WEIGHT, Floats, Integers
+from ..plan.memory import saved_bytes
+from .coding import BOTH, CODE, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
 
 UNKNOWN = -1
 START, END = range(2)
@@ -20,13 +21,14 @@ START, END = range(2)
 
 
 def _saved_factors() -> Floats:
-    sizes = Size.SAVED, Size.INPUT, Size.KEPT
-    factors = np.zeros((2, 2, KINDS, len(sizes)))
-    for recomputes, kind in product((False, True), range(KINDS)):
-        for change in order_changes(KIND[kind], recomputes=recomputes):
-            if change.use is Use.SAVED:
-                moment = START if change.moment is Moment.START else END
-                factors[int(recomputes), moment, kind, sizes.index(change.size)] += change.sign
+    """The changes of stages that save, keep as inputs, or hold between I and W one byte of a microbatch."""
+    free = 0.0, 0.0, 0.0
+    saved, inputs = StageCosts(*free, saved_bytes=1, freed_by_input_bytes=1), StageCosts(*free, input_bytes=1)
+    each = saved, inputs, StageCosts(*free, created_by_input_bytes=1)
+    factors = np.zeros((2, 2, KINDS, len(each)))
+    for recomputes, (size, cost) in product((False, True), enumerate(each)):
+        for kind, code in CODE.items():
+            factors[int(recomputes), :, code, size] = saved_bytes(cost, recomputes=recomputes)[kind]
     return factors
 
 

@@ -116,11 +116,15 @@ def idle_time(
     if run.memory.offload:
         run = evolve(run, memory=evolve(run.memory, offload=()))
         without(HOST_COPIES, alone(run, False))
-    final = evaluated(run, costs)
+
+    def at_once(run: Plan) -> Evaluation:
+        return evaluate(run.device_actions, run.placement, costs, edges=run.edges, recompute=run.memory.recompute)
+
+    final = at_once(run)
     without(MESSAGES, final.makespan)
     if run.memory.recompute:
         run = evolve(run, memory=evolve(run.memory, recompute=()))
-        final = evaluated(run, costs)
+        final = at_once(run)
         without(RECOMPUTATION, final.makespan)
     mean = sum(final.busy) / len(final.busy)
     causes[IMBALANCE] = min(max(final.busy) - mean, left - mean)
@@ -131,11 +135,6 @@ def idle_time(
     share = (waiting - causes[MEMORY]) / (outside + between) if outside + between else 0.0
     causes[FILL_AND_DRAIN], causes[STEADY_STATE] = outside * share, between * share
     return IdleTime(step_s, mean, causes, _divided(causes[SHARED_LINKS], waits or {}))
-
-
-def evaluated(plan: Plan, costs: Sequence[StageCosts]) -> Evaluation:
-    """The evaluation of the plan's orders with messages that take no time."""
-    return evaluate(plan.device_actions, plan.placement, costs, edges=plan.edges, recompute=plan.memory.recompute)
 
 
 def _waiting(plan: Plan, run: Evaluation) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import asdict
 
-from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind
+from ..actions import COMPUTE_KINDS, Action, Kind
 from ..cluster.rank_kinds import CONTEXT_RANKS, EXPERT_RANKS, TENSOR_RANKS
 from ..cluster.tensor_groups import GroupedCluster
 from ..costs.costs import StageCosts
@@ -36,13 +36,8 @@ def check_structure(plan: Plan) -> list[str]:
     _check_forward_only(plan)
     _check_edges(plan)
     _check_prediction(plan)
-    for device, actions in enumerate(plan.device_actions):
-        for action in actions:
-            _check_action(plan, plan.placement, device, action)
-    _check_once(plan)
     warnings = [f"device {d} holds no stage and idles" for d in range(plan.devices) if not plan.stages_on(d)]
-    for device in range(plan.devices):
-        warnings += _check_order(plan, device)
+    warnings += _check_orders(plan)
     check_offload(plan)
     _check_unshard(plan)
     return warnings
@@ -204,7 +199,8 @@ def _check_reductions(plan: Plan, stage: int, cost: StageCosts) -> None:
             )
 
 
-def _check_action(plan: Plan, placement: Sequence[int], device: int, action: Action) -> None:
+def _check_action(plan: Plan, device: int, action: Action) -> None:
+    placement = plan.placement
     if action.kind not in COMPUTE_KINDS:
         rule = "is not compute: an order holds F, B, I and W only; remove it"
     elif not 0 <= action.stage < len(placement):
@@ -218,59 +214,51 @@ def _check_action(plan: Plan, placement: Sequence[int], device: int, action: Act
     raise RequestError(f"{action} in the order of device {device} {rule}")
 
 
-def _check_once(plan: Plan) -> None:
-    """Every stage and microbatch has one F and one full backward, or only F in a forward-only plan."""
+_AFTER = {Kind.B: Kind.F, Kind.I: Kind.F, Kind.W: Kind.I}
+"""What the same stage runs first for the same microbatch."""
+
+
+def _check_orders(plan: Plan) -> list[str]:
+    """Every stage and microbatch has one F and then one full backward, or only F in a forward-only plan; microbatches
+    ascend."""
     runs: dict[tuple[int, int | None], str] = {}  # the letters of the kinds that a stage runs for a microbatch
-    for action in itertools.chain.from_iterable(plan.device_actions):
-        key, letter = (action.stage, action.microbatch), action.kind.value
-        letters = runs.get(key, "")
-        if letter in letters:
-            raise RequestError(f"{action} is listed twice: every action runs once; remove one")
-        runs[key] = letters + letter
+    latest: dict[tuple[int, Kind], Action] = {}
+    warnings: dict[tuple[int, Kind], str] = {}
+    for device, actions in enumerate(plan.device_actions):
+        for action in actions:
+            _check_action(plan, device, action)
+            stage, kind, microbatch = action.stage, action.kind, action.microbatch
+            letters, first = runs.get((stage, microbatch), ""), _AFTER.get(kind)
+            if kind.value in letters:
+                raise RequestError(f"{action} is listed twice: every action runs once; remove one")
+            if first is not None and first.value not in letters:
+                needed = Action(stage, first, microbatch)
+                if needed in actions:
+                    raise RequestError(f"{action} is before {needed} on device {device}: {first} runs first; swap them")
+            runs[stage, microbatch] = letters + kind.value
+            before = latest.get((stage, kind))
+            if before is not None and (microbatch or 0) < (before.microbatch or 0):
+                text = f"{action} is after {before} on device {device}"
+                if kind is Kind.F:
+                    raise RequestError(f"{text}: within a stage F ascends by microbatch; swap them")
+                warnings.setdefault(
+                    (stage, kind),
+                    f"{text}: sums of gradients differ in their last bits from those of a plan in which {kind.value} "
+                    "ascends by microbatch",
+                )
+            latest[stage, kind] = action
     usual = ("F",) if plan.forward_only else ("FB", "FIW")
-    for stage in range(len(plan.stages)):
-        for microbatch in range(plan.microbatches):
-            found = runs.get((stage, microbatch), "")
-            if found in usual:
-                continue
-            has = set(found)
-            if "F" not in has:
-                raise RequestError(f"{stage}F{microbatch} is missing: every stage runs every microbatch; add it")
-            if plan.forward_only and has != {"F"}:
-                raise RequestError(
-                    f"stage {stage} has {', '.join(k for k in 'BIW' if k in has)} for microbatch {microbatch} and the "
-                    "plan is forward only: remove it"
-                )
-            if not plan.forward_only and has not in ({"F", "B"}, {"F", "I", "W"}):
-                raise RequestError(
-                    f"stage {stage} has {', '.join(k for k in 'BIW' if k in has) or 'no backward'} for microbatch "
-                    f"{microbatch}: a backward is B, or I and W; give one of the two"
-                )
-
-
-def _check_order(plan: Plan, device: int) -> list[str]:
-    """F first, W after I, and microbatches ascending."""
-    done: set[tuple[int, str, int | None]] = set()
-    latest: dict[tuple[int, str], Action] = {}
-    warnings: dict[tuple[int, str], str] = {}
-    for action in plan.device_actions[device]:
-        stage, kind, microbatch = action.stage, action.kind, action.microbatch
-        if kind in BACKWARD_KINDS and (stage, "F", microbatch) not in done:
-            raise RequestError(f"{action} is before {stage}F{microbatch} on device {device}: F runs first; swap them")
-        if kind is Kind.W and (stage, "I", microbatch) not in done:
-            raise RequestError(f"{action} is before {stage}I{microbatch} on device {device}: I runs first; swap them")
-        done.add((stage, kind.value, microbatch))
-        before = latest.get((stage, kind.value))
-        if before is not None and (microbatch or 0) < (before.microbatch or 0):
-            text = f"{action} is after {before} on device {device}"
-            if kind is Kind.F:
-                raise RequestError(f"{text}: within a stage F ascends by microbatch; swap them")
-            warnings.setdefault(
-                (stage, kind.value),
-                f"{text}: sums of gradients differ in their last bits from those of a plan in which {kind.value} "
-                "ascends by microbatch",
-            )
-        latest[stage, kind.value] = action
+    for stage, microbatch in itertools.product(range(len(plan.stages)), range(plan.microbatches)):
+        letters = runs.get((stage, microbatch), "")
+        if letters in usual:
+            continue
+        if "F" not in letters:
+            raise RequestError(f"{stage}F{microbatch} is missing: every stage runs every microbatch; add it")
+        has = ", ".join(kind for kind in "BIW" if kind in letters) or "no backward"
+        rule = ": a backward is B, or I and W; give one of the two"
+        if plan.forward_only:
+            rule = " and the plan is forward only: remove it"
+        raise RequestError(f"stage {stage} has {has} for microbatch {microbatch}{rule}")
     return list(warnings.values())
 
 

@@ -1,12 +1,14 @@
 """Declares a kind that runs once per stage and microbatch on a queue of its own, as a policy of another package may."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
 
 from panpipe.core.actions import Action, Kind
 from panpipe.core.cluster.cluster import Cluster
 from panpipe.core.costs.costs import Compute, Seconds, StageCosts
 from panpipe.core.plan.items import Item, Task
-from panpipe.core.plan.kinds import Movement, TaskKind
+from panpipe.core.plan.kinds import Movement, TaskKind, declare, task_kinds
 from panpipe.core.plan.memory import Change
 from panpipe.core.plan.plan import Plan
 
@@ -49,3 +51,11 @@ def own_queue(
         return Movement(seconds=seconds(costs[task.items[0].action.stage]))
 
     return TaskKind((kind,), queue, insert, tasks, moves, changes={kind: changes})
+
+
+@contextmanager
+def declared(declaration: TaskKind) -> Iterator[None]:
+    """Declare kinds within a context; the earlier declarations are restored when it exits."""
+    with patch.dict(task_kinds()):
+        declare(declaration)
+        yield

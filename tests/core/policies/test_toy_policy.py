@@ -7,7 +7,6 @@ import pytest
 import torch
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.plan.kinds import declared
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
 from panpipe.core.search.choose import plan as planned
@@ -23,6 +22,7 @@ from panpipe.simulators.run import simulate
 from ...support.cuts import captured, even_plan
 from ...support.held import simulated
 from ...support.models import CASES
+from ...support.own_queue import declared
 from ...support.parity import build
 from ...support.programs.eight_bits import KIND, PACK, QUEUE, SECONDS, packed
 

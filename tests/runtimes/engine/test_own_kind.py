@@ -9,7 +9,6 @@ import torch
 from panpipe.core.actions import Kind, declare_kind
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.kinds import declared
 from panpipe.core.plan.memory import Change, Memory, Moment, Size, Use
 from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
@@ -19,7 +18,7 @@ from panpipe.simulators.run import simulate
 
 from ...support.cuts import captured, even_plan
 from ...support.models import CASES
-from ...support.own_queue import own_queue
+from ...support.own_queue import declared, own_queue
 from ...support.parity import build
 from ...support.plans import orders, plan_of
 
