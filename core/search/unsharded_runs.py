@@ -12,19 +12,22 @@ longest ones.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
 
+import numpy as np
 from attrs import define, evolve
 
-from ..actions import Action, Kind
+from ..actions import COMPUTE_KINDS, Action, Kind
 from ..cluster.cluster import Cluster
 from ..costs.costs import COMPUTE_SECONDS, StageCosts
+from ..lowering.lowering import lower
+from ..lowering.queues import queues_of
+from ..lowering.residency import device_timelines
 from ..plan.memory_policy import StageUnshard, UnshardedRun
 from ..plan.plan import Plan
 from ..policies.replicas import over_replicas
 from ..policies.sharding import replica_costs, shards_parameters
-from .problem.oracle import working_bytes
+from ..timing.coding import Floats
 
 
 def with_runs(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, limits: Sequence[float]) -> Plan:
@@ -38,35 +41,43 @@ def with_runs(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, limits:
     sharing = [stage.index for stage in plan.stages if shards_parameters(plan, stage.index)]
     found: dict[int, StageUnshard] = {}
     cluster = plan.mesh.arrange(cluster)
-    held = replica_costs(plan, costs)
+    held, working = replica_costs(plan, costs), _working_bytes(plan, costs) if sharing else []
     for device, actions in enumerate(plan.device_actions if sharing else ()):
         own = [stage for stage in sharing if plan.placement[stage] == device]
-        working = working_bytes(plan, costs, cluster, device) if own else []
-        room = _Room(
-            actions,
-            [COMPUTE_SECONDS[action.kind](costs[action.stage]) for action in actions],
-            [limits[device] - size for size in working],
-        )
+        room = limits[device] - working[device]
+        elapsed = np.cumsum([0.0, *(COMPUTE_SECONDS[action.kind](costs[action.stage]) for action in actions)])
         blocks = [(s, list(at)) for s, at in groupby(range(len(actions)), key=lambda at: actions[at].stage)]
         runs = [_Run(s, at[0], at[-1], held[s].gathered_bytes) for s, at in sorted(blocks) if s in own]
         for run in runs:
-            room.take(run.first, run.last, run.bytes)
+            room[run.first : run.last + 1] -= run.bytes
         gather_s, scatter_s = (
             {stage: over_replicas(kind, stage, plan, costs, cluster).alone_s for stage in own}
             for kind in (Kind.UNSHARD, Kind.SCATTER_GRAD)
         )
         load_s = sum(gather_s[run.stage] for run in runs)
         load_s += sum(scatter_s.get(action.stage, 0.0) for action in actions if action.kind in (Kind.B, Kind.W))
-        hides = load_s <= sum(room.seconds)
-        runs = _joined(runs, room, gather_s if hides else None)
+        hides = load_s <= elapsed[-1]
+        runs = _joined(runs, room, elapsed, gather_s if hides else None)
         for run in runs:
-            room.start_early(run, gather_s[run.stage])
+            _start_early(run, room, elapsed, gather_s[run.stage])
         found |= {
             stage: StageUnshard(stage, tuple(run.planned(actions) for run in runs if run.stage == stage))
             for stage in own
         }
     unshard = tuple(found[stage] for stage in sharing)
     return plan if unshard == plan.memory.unshard else evolve(plan, memory=evolve(plan.memory, unshard=unshard))
+
+
+def _working_bytes(plan: Plan, costs: Sequence[StageCosts]) -> list[Floats]:
+    """Per device the bytes that it holds while each action of its compute order runs, without gathered parameters and
+    messages."""
+    bare = evolve(plan, edges=(), tied=(), memory=evolve(plan.memory, unshard=()))
+    queues = queues_of(bare, lower(bare))
+    at_once = [([0.0] * len(actions), [0.0] * len(actions)) for actions in queues.compute]
+    return [
+        each.working[1::2][[action.kind in COMPUTE_KINDS for action in each.actions]]
+        for each in device_timelines(bare, costs, queues, at_once, {})
+    ]
 
 
 @define
@@ -88,57 +99,32 @@ class _Run:
         return UnshardedRun(after, actions[self.first], actions[self.last])
 
 
-@define(slots=False)
-class _Room:
-    """The memory that is left on a device while each of its actions runs.
-
-    Args:
-        actions: its compute order.
-        seconds: of each action.
-        bytes: that are left.
-    """
-
-    actions: Sequence[Action]
-    seconds: Sequence[float]
-    bytes: list[float]
-
-    @cached_property
-    def elapsed(self) -> list[float]:
-        """Seconds of all actions before each position."""
-        return [0.0, *accumulate(self.seconds)]
-
-    def fits(self, first: int, last: int, size: float) -> bool:
-        """Whether as many bytes are left while all actions of these positions run."""
-        return all(left >= size for left in self.bytes[first : last + 1])
-
-    def take(self, first: int, last: int, size: float) -> None:
-        """Use bytes while the actions of these positions run."""
-        for position in range(first, last + 1):
-            self.bytes[position] -= size
-
-    def start_early(self, run: _Run, gather_s: float) -> None:
-        """Start the all-gather of a run so early that it is hidden, as far as the parameters fit."""
-        begin, hidden_s = run.first, 0.0
-        while hidden_s < gather_s and begin - 1 > run.before and self.fits(begin - 1, begin - 1, run.bytes):
-            begin -= 1
-            hidden_s += self.seconds[begin]
-        self.take(begin, run.first - 1, run.bytes)
-        run.begin = begin
+def _start_early(run: _Run, room: Floats, elapsed: Floats, gather_s: float) -> None:
+    """Start the all-gather of a run so early that it is hidden, as far as the parameters fit."""
+    run.begin = run.first
+    while elapsed[run.first] - elapsed[run.begin] < gather_s and run.begin - 1 > run.before:
+        if room[run.begin - 1] < run.bytes:
+            break
+        run.begin -= 1
+    room[run.begin : run.first] -= run.bytes
 
 
-def _joined(runs: Sequence[_Run], room: _Room, hidden_s: Mapping[int, float] | None) -> list[_Run]:
+def _joined(runs: Sequence[_Run], room: Floats, elapsed: Floats, hidden_s: Mapping[int, float] | None) -> list[_Run]:
     """The runs, joined where the parameters fit between two of a stage; by position.
 
     Args:
         runs: of a device, those of each stage together.
+        room: bytes that are left on the device while each of its actions runs.
+        elapsed: seconds of all actions before each position.
         hidden_s: seconds of the actions between two runs of each stage that hide its all-gather; None if none do.
     """
     gaps = [(one, other) for one, other in pairwise(runs) if one.stage == other.stage]
     for one, other in sorted(gaps, key=lambda gap: (gap[1].first - gap[0].last, gap[0].last)):
-        if hidden_s is not None and room.elapsed[other.first] - room.elapsed[one.last + 1] >= hidden_s[one.stage]:
+        between = slice(one.last + 1, other.first)
+        if hidden_s is not None and elapsed[other.first] - elapsed[one.last + 1] >= hidden_s[one.stage]:
             continue
-        if room.fits(one.last + 1, other.first - 1, one.bytes):
-            room.take(one.last + 1, other.first - 1, one.bytes)
+        if (room[between] >= one.bytes).all():
+            room[between] -= one.bytes
             other.continues = True
     result: list[_Run] = []
     for run in runs:

@@ -11,11 +11,9 @@ from ...costs.costs import StageCosts, compute_times
 from ...lowering.lowering import lower
 from ...lowering.queues import queues_of
 from ...lowering.residency import device_timelines
-from ...offload.host_links import host_links, timed_copies
+from ...offload.host_links import host_links
 from ...plan.items import Task
 from ...plan.kinds import seconds_alone
-from ...plan.memory import held_bytes
-from ...plan.memory_policy import TimedCopy
 from ...plan.plan import Plan
 from ...policies.sharding import replica_costs
 from ...ratios import bubble_ratio
@@ -105,24 +103,6 @@ def _task_seconds(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, tas
             size = plan.offloaded_bytes[task.items[0].action.stage]
             found[number] = link.out_s(size) if task.kind is Kind.OFFLOAD else link.back_s(size)
     return found
-
-
-def working_bytes(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, device: int) -> list[float]:
-    """Bytes on a device while each action of its compute order runs, without gathered parameters and messages.
-
-    Args:
-        plan: its orders, and what it offloads.
-        cluster: its devices in the order of ranks.
-        device: its number along the pipeline.
-    """
-    held_by_one, actions = replica_costs(plan, costs), plan.device_actions[device]
-    copies: Sequence[TimedCopy] = ()
-    if plan.memory.offload:
-        links = host_links(plan, cluster).contended()
-        copies = timed_copies(plan.device_actions, plan.placement, plan.memory.offload, links)[device]
-    state = float(sum(held_by_one[stage.index].state_bytes for stage in plan.stages_on(device)))
-    held = held_bytes(actions, costs, plan.memory.recompute, copies)
-    return [state + now + costs[a.stage].workspace_bytes for a, (now, _) in zip(actions, held, strict=True)]
 
 
 def by_position(score: Score, devices: int) -> Score:
