@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ..core.garbage import collector_paused
 from ..core.plan.plan import Plan
 from ..core.timing.idle import CAUSES, SHARED_LINKS, IdleTime, idle_time
 from .output import print_records, print_table, seconds_text, share_text, wide
@@ -28,7 +29,8 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
     def alone(each: Plan, update: bool) -> float:
         return alone_s(each, result.costs, cluster, update, result.queues if each is plan else None)
 
-    return idle_time(plan, result.costs, result.step_s, alone, unlimited_s=unlimited_s, waits=_waits(result))
+    with collector_paused():
+        return idle_time(plan, result.costs, result.step_s, alone, unlimited_s=unlimited_s, waits=_waits(result))
 
 
 def _waits(result: "SimulationResult") -> dict[str, float]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster
 from ..core.costs.costs import StageCosts, compute_times
-from ..core.garbage import collector_paused
 from ..core.lowering.lowering import lower
 from ..core.lowering.queues import Queues, queues_of
 from ..core.plan.kinds import seconds_alone
@@ -30,15 +29,14 @@ def alone_s(
         update: whether optimizer steps, and all tasks but host copies, take time.
         queues: of the lowered plan with all its replicas; None to lower it.
     """
-    with collector_paused():
-        queues = queues or queues_of(plan, lower(plan)).replicated(plan.mesh.data)
-        seconds = compute_times(queues.compute, replica_costs(plan, costs))
-        for own, sums in zip(seconds, tensor_sums(cluster, queues.compute, costs), strict=False):
-            for operation, each in sums.items():
-                own[operation] += each.alone_s
-        task_s = seconds_alone(queues.tasks, plan, costs, cluster)
-        if not update:
-            for own, actions in zip(seconds, queues.compute, strict=True):
-                own[:] = [0.0 if action.kind is Kind.STEP else s for s, action in zip(own, actions, strict=True)]
-            task_s = [s if task.kind in DIRECTIONS else 0.0 for s, task in zip(task_s, queues.tasks, strict=True)]
-        return run_alone(plan, queues, seconds, cluster, task_s)[0].step_s
+    queues = queues or queues_of(plan, lower(plan)).replicated(plan.mesh.data)
+    seconds = compute_times(queues.compute, replica_costs(plan, costs))
+    for own, sums in zip(seconds, tensor_sums(cluster, queues.compute, costs), strict=False):
+        for operation, each in sums.items():
+            own[operation] += each.alone_s
+    task_s = seconds_alone(queues.tasks, plan, costs, cluster)
+    if not update:
+        for own, actions in zip(seconds, queues.compute, strict=True):
+            own[:] = [0.0 if action.kind is Kind.STEP else s for s, action in zip(own, actions, strict=True)]
+        task_s = [s if task.kind in DIRECTIONS else 0.0 for s, task in zip(task_s, queues.tasks, strict=True)]
+    return run_alone(plan, queues, seconds, cluster, task_s)[0].step_s
