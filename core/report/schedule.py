@@ -45,7 +45,6 @@ def schedule_data(scored: Scored, idle: IdleTime | None = None) -> dict[str, obj
         limits_bytes=limits,
         plain_units=True,
         idle=idle,
-        notes=("Times are in the unit of the costs. Memory is in one device's saved tensors for one microbatch.",),
     )
     data = report_data(None, _steps(scored), None, facts)
     # Memory is taken from the curves: the answer to a slider's move should not wait for samples of a trace.
