@@ -284,32 +284,19 @@ def _as_operators(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return pytree.tree_unflatten(operators.forward(*tensors), results[-1])
 
 
-class autograd_in_kernel:
-    """Enables autograd and torch.func, also inside an operator's kernel, where the dispatcher has disabled them."""
+_KEYS = torch._C.DispatchKey
+_OF_AUTOGRAD = (
+    _KEYS.AutogradFunctionality, _KEYS.AutogradOther, _KEYS.ADInplaceOrView, _KEYS.FuncTorchDynamicLayerFrontMode,
+    _KEYS.FuncTorchDynamicLayerBackMode, _KEYS.FuncTorchGradWrapper, _KEYS.FuncTorchBatched, _KEYS.FuncTorchVmapMode,
+)  # fmt: skip
+"""Keys of autograd and torch.func."""
 
-    def __init__(self) -> None:
-        keys = torch._C.DispatchKey
-        self._guards = [
-            torch._C._SetExcludeDispatchKeyGuard(key, False)
-            for key in (
-                keys.AutogradFunctionality,
-                keys.AutogradOther,
-                keys.ADInplaceOrView,
-                keys.FuncTorchDynamicLayerFrontMode,
-                keys.FuncTorchDynamicLayerBackMode,
-                keys.FuncTorchGradWrapper,
-                keys.FuncTorchBatched,
-                keys.FuncTorchVmapMode,
-            )
-        ]
-        self._enabled = torch.enable_grad()
 
-    def __enter__(self) -> None:
-        for guard in self._guards:
-            guard.__enter__()
-        self._enabled.__enter__()
-
-    def __exit__(self, *failure: Any) -> None:
-        self._enabled.__exit__(*failure)
-        for guard in reversed(self._guards):
-            guard.__exit__(*failure)
+@contextmanager
+def autograd_in_kernel() -> Iterator[None]:
+    """Enable autograd and torch.func, also inside an operator's kernel, where the dispatcher has disabled them."""
+    with ExitStack() as stack:
+        for key in _OF_AUTOGRAD:
+            stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
+        stack.enter_context(torch.enable_grad())
+        yield

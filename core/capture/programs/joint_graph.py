@@ -5,8 +5,8 @@ gradients of the stage's inputs need; W is the rest. The backward of a convoluti
 is in I and in W, with complementary output masks. The backward of a normalisation does so, too, but is in I alone: its
 parameters' gradients take little work, and W would need all its inputs and one more gradient.
 
-For the trace the stage graph is a module that runs operator by operator, and tags each node with the captured value
-that it comes from.
+For the trace the stage graph runs operator by operator, and each node is tagged with the captured value that it comes
+from.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 from attrs import define, field
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._functorch._aot_autograd.functional_utils import assert_functional_graph, from_fun, to_fun
@@ -83,14 +83,14 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     Raises:
         RequestError: an operator of the stage cannot be differentiated or made functional.
     """
-    module = StageModule(stage)
+    runner = _StageRunner(stage)
     try:
         with without_anomaly_mode(), _without_tokens():
-            return _traced(stage, module, as_on_cpu)
+            return _traced(stage, runner, as_on_cpu)
     except PanpipeError:
         raise
     except Exception as error:
-        node = module.running
+        node = runner.running
         what = f"{line_of(node)}: {node.target}" if node is not None else "the backward of a stage"
         raise RequestError(
             f"{what} cannot be turned into forward and backward programs: {reason_of(error)}; use another operator"
@@ -132,7 +132,7 @@ def _inserted(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs:
     return made
 
 
-def _traced(stage: StageGraph, module: "StageModule", as_on_cpu: bool) -> JointGraph:
+def _traced(stage: StageGraph, runner: "_StageRunner", as_on_cpu: bool) -> JointGraph:
     """The joint graph as torch traces it: functional, and with autograd's operators; arguments as of `trace_joint`."""
     count, tangents = len(stage.fakes), {i: fake for i, fake in enumerate(stage.tangents) if fake is not None}
     trained = [i for i, fake in enumerate(stage.fakes) if fake.requires_grad]
@@ -141,7 +141,7 @@ def _traced(stage: StageGraph, module: "StageModule", as_on_cpu: bool) -> JointG
     def both(*given: Tensor) -> list[Any]:
         inputs = list(map(to_fun, given))
         primals, starts = inputs[:count], inputs[len(inputs) - len(tangents) :]
-        outputs = module(*inputs[: len(inputs) - len(tangents)])
+        outputs = runner.run(*inputs[: len(inputs) - len(tangents)])
         was_mutated = torch._functionalize_has_data_mutation  # type: ignore[attr-defined]
         mutated.extend(i for i, one in enumerate(primals) if was_mutated(one.elem))
         news = [from_fun(each) for each in (*outputs, *(primals[i] for i in mutated))]
@@ -245,42 +245,31 @@ def ordered(graph: fx.Graph, nodes: set[fx.Node]) -> list[fx.Node]:
     return [node for node in graph.nodes if node in nodes]
 
 
-class StageModule(nn.Module):
-    """Runs a stage graph, each random draw at its ordinal in the whole graph."""
+class _StageRunner(ModalInterpreter):
+    """Runs a stage graph, each random draw at its ordinal in the whole graph.
 
-    def __init__(self, stage: StageGraph) -> None:
-        super().__init__()
-        self._stage = stage
-        self._runner = _KeyedInterpreter(stage)
+    Attributes:
+        running: the node that is running, or that raised an error; None before and after a run.
+    """
 
-    def forward(self, *inputs: Tensor) -> Any:
-        count, symbols = len(self._stage.fakes), self._stage.symbols
-        self._runner.sizes = {size.node.expr: each.shape[0] for size, each in zip(symbols, inputs[count:], strict=True)}
-        return self._runner.run(*inputs[:count])
-
-    @property
-    def running(self) -> fx.Node | None:
-        """The node that is running, or that raised an error; None before and after the forward."""
-        return self._runner.running
-
-
-class _KeyedInterpreter(ModalInterpreter):
     def __init__(self, stage: StageGraph) -> None:
         super().__init__(fx.GraphModule(stage.modules, stage.graph))
-        self._first_draw = stage.first_draw
-        self._key: Any = None
+        self._stage, self._first_draw, self._key = stage, stage.first_draw, None
         self.extra_traceback = False  # the node that raises an error is `running`
         self.running: fx.Node | None = None
-        self.sizes: dict[Any, Any] = {}
+        self._sizes: dict[Any, Any] = {}
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
         """The arguments of a node; sizes are computed from inputs, because the trace knows a size by its origin."""
         found = super().fetch_args_kwargs_from_env(n)
-        return pytree.tree_map_only(NUMBERS, partial(number, self.sizes), found) if self.sizes else found
+        return pytree.tree_map_only(NUMBERS, partial(number, self._sizes), found) if self._sizes else found
 
     def run(self, *inputs: Any, **_: Any) -> Any:
-        self._key = inputs[-1] if self._first_draw else None
-        found = super().run(*inputs)
+        """The results for the stage's inputs, followed by a tensor of each symbolic size."""
+        count, symbols = len(self._stage.fakes), self._stage.symbols
+        self._sizes = {size.node.expr: each.shape[0] for size, each in zip(symbols, inputs[count:], strict=True)}
+        self._key = inputs[count - 1] if self._first_draw else None
+        found = super().run(*inputs[:count])
         self.running = None
         return found
 

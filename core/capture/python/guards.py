@@ -8,10 +8,9 @@ nothing is patched.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter, call, is_
 from typing import Any
 from zlib import crc32
 
@@ -140,32 +139,11 @@ class Guards:
     # Comparisons, which are loops in C
 
     def _compare(self, read: Iterable[Named], modules: Sequence[nn.Module]) -> None:
-        """Prepare the comparisons of values, grouped by how they are read, such as all dicts with the same keys."""
-        places: dict[int, tuple[Any, Any, dict[Any, Any]]] = {}
-        for named in read:
-            place: tuple[Any, Any]
-            if isinstance(named.holder, dict | type):
-                place = named.holder if isinstance(named.holder, dict) else vars(named.holder), itemgetter
-            else:
-                place = named.holder, attrgetter
-            places.setdefault(id(named.holder), (*place, {}))[2][named.key or "cell_contents"] = named.value
-        for module in modules:
-            for held in (module._modules, module._parameters, module._buffers):
-                places[id(held)] = held, itemgetter, {key: value for key, value in held.items() if value is not None}
-        groups: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
-        for holder, getter, wanted in places.values():
-            for alone in (True, False):
-                part = {name: value for name, value in wanted.items() if _equals_itself_alone(value) is alone}
-                if part:
-                    holders, values = groups[alone, getter, *part]
-                    holders.append(holder)
-                    values.append(next(iter(part.values())) if len(part) == 1 else tuple(part.values()))
-        self._alone = [(getter(*keys), *found) for (alone, getter, *keys), found in groups.items() if alone]
-        self._others = [
-            (getter(*keys), holders, values if len(keys) == 1 else list(chain.from_iterable(values)), len(keys) > 1)
-            for (alone, getter, *keys), (holders, values) in groups.items()
-            if not alone
-        ]
+        """Prepare the comparisons of values."""
+        held = [one for m in modules for one in (m._modules, m._parameters, m._buffers)]
+        places: list[tuple[Callable[[], Any], Any]] = [(named.getter, named.value) for named in read]
+        places += [(partial(one.get, key), value) for one in held for key, value in one.items() if value is not None]
+        self._getters, self._values = [getter for getter, _ in places], [value for _, value in places]
         listed = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
         children = {id(m._modules): m._modules for m in modules if m._modules or isinstance(m, listed)}
         self._sized = list((self.found.own | children).values())
@@ -184,17 +162,9 @@ class Guards:
         self._some_hooks = [(held, len(held)) for held in self._hooks if held]
 
     def _as_before(self) -> bool:
-        for getter, holders, values in self._alone:
-            if list(map(getter, holders)) != values:  # a loop in C
-                return False
-        for getter, holders, values, several in self._others:
-            now = map(getter, holders)
-            if not all(map(is_, chain.from_iterable(now) if several else now, values)):
-                now = map(getter, holders)
-                if not self._replaced_by_equal(list(chain.from_iterable(now) if several else now), values):
-                    return False
         return (
-            all(map(_REQUIRES_GRAD, self._trained))
+            self._holds_equal(list(map(call, self._getters)), self._values)
+            and all(map(_REQUIRES_GRAD, self._trained))
             and not any(map(_REQUIRES_GRAD, self._frozen))
             and list(map(_DTYPE, self._typed)) == self._dtypes
             and list(map(len, self._sized)) == self._sizes
@@ -228,16 +198,6 @@ class Guards:
 _DEEPEST = 4
 _SMALL_ARRAY = 1 << 14
 _REQUIRES_GRAD, _DTYPE = attrgetter("requires_grad"), attrgetter("dtype")
-
-
-def _equals_itself_alone(value: Any) -> bool:
-    """Whether a value equals no value for which another graph is captured, so that lists of such values are compared in
-    C, mostly by their identities: not 1 and 1.0, and not tensors of one element; of more, a comparison is an error.
-    """
-    kind: Any = type(value)
-    if issubclass(kind, Tensor):
-        return bool(value.numel() > 1)
-    return value is None or kind in (bool, str) or kind.__eq__ is object.__eq__
 
 
 def _portable(key: Hashable) -> Any:

@@ -4,6 +4,8 @@ import enum
 import sys
 import types
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +109,16 @@ class Named:
         else:
             setattr(self.holder, self.key, value)
 
+    @property
+    def getter(self) -> Callable[[], Any]:
+        """Returns the present value; raises an error, or returns `MISSING`, if there is none."""
+        if isinstance(self.holder, dict | type):
+            return partial((self.holder if isinstance(self.holder, dict) else vars(self.holder)).get, self.key, MISSING)
+        return partial(getattr, self.holder, self.key or "cell_contents")
+
     def now(self) -> Any:
         """The present value; `MISSING` if there is none."""
-        if isinstance(self.holder, types.CellType):
-            try:
-                return self.holder.cell_contents
-            except ValueError:
-                return MISSING
-        if isinstance(self.holder, dict | type):
-            return (self.holder if isinstance(self.holder, dict) else vars(self.holder)).get(self.key, MISSING)
-        return getattr(self.holder, self.key, MISSING)
+        try:
+            return self.getter()
+        except (AttributeError, ValueError):
+            return MISSING

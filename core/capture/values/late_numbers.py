@@ -141,11 +141,6 @@ class LateNumber:
             raise NeedsValue("bool needs the value of a tensor")
         return found
 
-    def __pow__(self, power: Any) -> "LateNumber":
-        if isinstance(power, int | float) and power == abs(power):
-            return _late(operator.pow)(self, power)  # type: ignore[no-any-return]
-        raise NeedsValue("pow needs the value of a tensor")
-
 
 def kept_text(what: str, name: str) -> str:
     """The refusal of a step that uses a value of an earlier run, without its line."""
