@@ -38,13 +38,11 @@ class Cut:
         nodes: in order, module and operator of every node of the captured graph, and its stage; None without one.
         parameters: that each stage holds.
         buffers: buffers that the step writes → the stage that holds them.
-        unused: parameters and buffers among these that the planned step does not use.
     """
 
     nodes: tuple[tuple[Hashable, int | None], ...]
     parameters: tuple[frozenset[str], ...]
     buffers: Mapping[str, int]
-    unused: frozenset[str] = frozenset()
 
     def with_unused(self, stages: Mapping[str, int], buffers: Collection[str]) -> "Cut":
         """The cut for captures that also use tensors that the planned step does not use.
@@ -58,7 +56,7 @@ class Cut:
             for index, held in enumerate(self.parameters)
         ]
         mine = {name: stage for name, stage in stages.items() if name in buffers}
-        return evolve(self, parameters=tuple(parameters), buffers={**mine, **self.buffers}, unused=frozenset(stages))
+        return evolve(self, parameters=tuple(parameters), buffers={**mine, **self.buffers})
 
 
 def cut_of(operators: Operators, stages: Sequence[Sequence[str]]) -> Cut:
@@ -118,7 +116,7 @@ def _where_cut(operators: Operators, known: Mapping[str, int]) -> set[str]:
 def _stages(cut: Cut, operators: Operators, known: Mapping[str, int]) -> Stages:
     graph = operators.graph
     allowed = {node.name: _allowed(cut, operators, node) for node in graph.nodes}
-    latest = _latest(cut, operators, allowed)
+    latest = _latest(operators, allowed)
     preferred = _preferred(operators, known)
     sources = _sources(graph)
     where: dict[str, int] = {}
@@ -177,7 +175,7 @@ def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
     return found
 
 
-def _latest(cut: Cut, operators: Operators, allowed: Mapping[str, list[int]]) -> dict[str, int]:
+def _latest(operators: Operators, allowed: Mapping[str, list[int]]) -> dict[str, int]:
     """Per operator the last stage with which all its readers have an allowed stage; these stages are a valid cut."""
     graph = operators.graph
     readers: dict[str, list[str]] = {node.name: [] for node in graph.nodes}
@@ -190,46 +188,17 @@ def _latest(cut: Cut, operators: Operators, allowed: Mapping[str, list[int]]) ->
         possible = [stage for stage in allowed[node.name] if stage <= limit]
         if not possible:
             assert reader is not None
-            _refuse_misplaced(cut, operators, allowed, latest, readers, node.name, reader)
+            while allowed[reader][-1] > latest[reader]:  # the operator that limits it
+                reader = min(readers[reader], key=lambda each: latest[each])
             raise RequestError(
-                f"for microbatches of this shape '{node.name}' runs in stage {allowed[node.name][0]}, where its "
-                f"parameters are, and '{reader}', which reads it, in stage {limit} at the latest: tensors are only "
-                "sent to later stages; give batches of the example's shape with the Python values of the first step, "
-                "or build another pipeline"
+                f"{_line(operators, reader)}for this batch '{node.name}' runs in stage {allowed[node.name][0]}, where "
+                f"its parameters are, and '{reader}', which depends on it, in stage {limit} at the latest: tensors are "
+                "only sent to later stages; give an example batch and Python values with which the step uses what it "
+                "uses now, register a parameter that it did not use between the modules around it, or build another "
+                "pipeline"
             )
         latest[node.name] = possible[-1]
     return latest
-
-
-def _refuse_misplaced(
-    cut: Cut,
-    operators: Operators,
-    allowed: Mapping[str, list[int]],
-    latest: Mapping[str, int],
-    readers: Mapping[str, list[str]],
-    name: str,
-    reader: str,
-) -> None:
-    """Refuse an unused tensor of the planned step whose stage is too late or too early for this capture.
-
-    Args:
-        name: an operator that can only run after the last stage of ``reader``, which reads it.
-    """
-    while allowed[reader][-1] > latest[reader]:  # the operator that limits it
-        reader = min(readers[reader], key=lambda each: latest[each])
-    nodes = {node.name: node for node in operators.graph.nodes}
-    used = [*nodes[reader].parameters, *nodes[name].parameters]
-    used += [each for one in (reader, name) for each in _buffers(operators, nodes[one], cut.buffers)]
-    misplaced = next((each for each in used if each in cut.unused), None)
-    if misplaced is None:
-        return
-    at = reader if misplaced in [*nodes[reader].parameters, *_buffers(operators, nodes[reader], cut.buffers)] else name
-    raise RequestError(
-        f"{_line(operators, at)}'{at}' uses '{misplaced}', which is in stage {allowed[at][0]} because the example's "
-        f"step does not use it and its neighbours in the model are there, but '{name}' in stage {allowed[name][0]} "
-        f"comes before '{reader}' in stage {allowed[reader][-1]}: give an example batch and Python values with which "
-        "the step uses it, or register it in a module between those that run before and after it"
-    )
 
 
 def _line(operators: Operators, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from ...errors import RequestError
 from ..graph.nodes import written_arguments
-from ..regions.regions import runs_region
 from ..values.user_lines import line_of
 from .captured_step import TAIL
 from .operators import Operators, computes
@@ -38,8 +37,7 @@ def refuse_too_few(operators: Operators, stages: int, devices: int | None = None
 
 def _reason(operators: Operators) -> str:
     step = operators.step
-    joined = any(_is_joined(operators, name) for name in operators.members) and not _has_most_parameters(operators)
-    if joined or not step.regions:
+    if not step.regions:
         return _large(operators)
     name = TAIL if TAIL in step.regions else next(iter(step.regions))
     cause = step.causes.get(name) or "this line needs the value of a tensor"
@@ -64,23 +62,6 @@ def _reason(operators: Operators) -> str:
             "captured for each value; else move the line and what depends on it into a module"
         )
     return f"{what}, and everything from there on stays Python, on one stage: {fix}"
-
-
-def _is_joined(operators: Operators, name: str) -> bool:
-    """Whether an operator contains a part that stays Python, and others that cannot be cut from it."""
-    nodes = [operators.nodes[member] for member in operators.members[name]]
-    return any(map(runs_region, nodes)) and sum(map(computes, nodes)) > 1
-
-
-def _has_most_parameters(operators: Operators) -> bool:
-    """Whether a part that stays Python reads most of the model's parameters."""
-    parameters = operators.step.parameters
-    read = [
-        sum(source.name in parameters for source in node.all_input_nodes)
-        for node in operators.nodes.values()
-        if runs_region(node)
-    ]
-    return max(read, default=0) > _LARGE * len(parameters)
 
 
 def _large(operators: Operators) -> str:

@@ -106,7 +106,7 @@ class Crossing(nn.Module):
 @pytest.mark.parametrize(
     ("length", "said"),
     [
-        (6, "'b/linear' runs in stage 1.*and 'a/linear', which reads it, in stage 0 .*build another pipeline"),
+        (6, "'b/linear' runs in stage 1.*and 'a/linear', which depends on it, in stage 0 .*build another pipeline"),
         (2, "'c/linear' uses 'c.weight', which no stage holds.*give an example batch"),
     ],
 )
