@@ -10,8 +10,7 @@ from attrs import field, frozen
 from torch import nn
 
 from ...core.capture.batch.batch_dims import enlarged, place_samples, read_dynamic
-from ...core.capture.batch.find_batch_dims import find_samples
-from ...core.capture.batch.row_trace import RowTrace
+from ...core.capture.batch.find_batch_dims import RowTrace, find_samples
 from ...core.capture.export.operators import Operators, operators_of
 from ...core.capture.export.step import capture_step, symbolic_sizes
 from ...core.capture.graph.sizes import NotSymbolic

@@ -16,8 +16,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 
 from ...core.capture.batch.batch_dims import BatchDims
+from ...core.capture.batch.find_batch_dims import RowTrace
 from ...core.capture.batch.row_rules import JOINT
-from ...core.capture.batch.row_trace import RowTrace
 from ...core.capture.python.changes import Changes, isolated
 from ...core.capture.python.guards import Guards
 from ...core.capture.regions.breaks import StepFunction

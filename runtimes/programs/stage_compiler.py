@@ -16,9 +16,9 @@ from torch import Tensor, fx
 from ...core.actions import Kind
 from ...core.capture.graph.generated_sources import sources_removed
 from ...core.capture.programs.accumulated_products import accumulate_product
-from ...core.capture.programs.fusing import Call, Fusion
 from ...core.capture.programs.generated_code import Program, section_in_parts
 from ...core.capture.programs.programs import stage_programs
+from ...core.capture.programs.sections import Call, Fusion
 from ...core.capture.programs.stage import StageGraph
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.errors import warn_caller

@@ -21,7 +21,7 @@ from zlib import crc32
 import torch
 from attrs import frozen
 
-from ...core.capture.batch.row_trace import RowTracer
+from ...core.capture.batch.find_batch_dims import RowTracer
 from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import Cut
 from ...core.capture.export.step import capture_step

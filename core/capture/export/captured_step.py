@@ -10,10 +10,17 @@ from torch.export.graph_signature import InputKind
 
 from ...errors import RequestError
 from ..graph.autograd_functions import place_hooks
-from ..graph.checks import depends_on_values, drop_checks, refuse_written_constants
 from ..graph.nodes import is_view, module_of, root_of, written_arguments, written_roots
 from ..graph.outputs import Outputs, ResultRows, keep_weight_with_loss, row_outputs, step_outputs
-from ..graph.rewrites import copy_written, keep_read_values, rewrite_aliases, rewrite_masked_scatters
+from ..graph.rewrites import (
+    copy_written,
+    depends_on_values,
+    drop_checks,
+    keep_read_values,
+    refuse_written_constants,
+    rewrite_aliases,
+    rewrite_masked_scatters,
+)
 from ..graph.sizes import NotSymbolic, Sizes, SizeSymbols, fold_sizes, has_symbols
 from ..regions.breaks import Breaks
 from ..regions.modes import note_modes

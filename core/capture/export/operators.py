@@ -30,7 +30,6 @@ from torch.utils.hooks import RemovableHandle
 from ...costs.graph import OpEdge, OpGraph, OpNode
 from ...errors import PanpipeError, RequestError
 from ..graph.autograd_functions import called_name
-from ..graph.checks import refuse_sparse_gradients
 from ..graph.generated_sources import sources_removed
 from ..graph.nodes import (
     WITH_PREVIOUS,
@@ -44,6 +43,7 @@ from ..graph.nodes import (
     written_roots,
 )
 from ..graph.randomness import KeyedRandom, random_key
+from ..graph.rewrites import refuse_sparse_gradients
 from ..graph.sizes import NUMBERS, Sizes, hint
 from ..python.torch_settings import without_anomaly_mode
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once

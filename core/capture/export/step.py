@@ -25,13 +25,13 @@ from torch.utils import _pytree as pytree
 from ...errors import RequestError
 from ...wording import shape_text
 from ..graph.autograd_functions import holding, own_functions, transforms_traced
-from ..graph.checks import make_buffer
 from ..graph.generated_sources import sources_removed
 from ..graph.outputs import ResultRows
 from ..graph.recurrence import recurrence_as_operators
+from ..graph.rewrites import make_buffer
 from ..graph.sizes import computed_once
 from ..python.changes import FIX, assigned_buffers_written
-from ..python.references import references_followed
+from ..python.parameters import references_followed
 from ..python.refusals import calls_refused, check_foreign_gradients, check_gradient_hooks
 from ..python.torch_settings import with_gradients, without_anomaly_mode
 from ..regions.breaks import Breaks, StepFunction

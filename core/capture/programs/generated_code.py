@@ -27,9 +27,8 @@ from ..graph.sizes import Sizes, equal, has_symbols
 from ..regions.regions import region_needed
 from ..values.user_lines import last_place, user_line
 from .accumulated_products import Product, products_of
-from .fusing import Call, Fusion, Fusions, Piece, Shown, nodes_of
 from .overwriting import overwriting
-from .sections import divided
+from .sections import Call, Fusion, Fusions, Piece, Shown, divided, nodes_of
 
 aten = torch.ops.aten
 

@@ -19,7 +19,6 @@ from ..graph.randomness import ordinals_of
 from ..graph.sizes import Sizes, hint
 from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
 from .equal_layers import stage_joint
-from .fusing import Call, Fusion, Fusions
 from .generated_code import Program, compile_program, no_sink, with_sizes
 from .joint_graph import (
     JointGraph,
@@ -30,6 +29,7 @@ from .joint_graph import (
     split_masked,
 )
 from .recomputed import recompute_casts, recompute_wide
+from .sections import Call, Fusion, Fusions
 from .shared_program import shared_nodes, shared_program, shared_values
 from .stage import StageGraph
 from .stage_programs import (

@@ -1,6 +1,6 @@
 """Finds the values that the code of a step names: attributes of modules and other objects, variables, globals.
 
-    step, forwards of the model's modules ──▶ uses of values in their code            (code_uses.py)
+    step, forwards of the model's modules ──▶ uses of values in their code            (named.py)
         └──▶ functions that they name ──▶ uses in these ──▶ …
 
 A value is found by following the attributes of a use from where it begins; properties are read as code and not called.
@@ -23,8 +23,22 @@ from attrs import define, evolve, field
 from torch import Tensor, nn
 
 from ..values.code_origin import Origin, origin_of
-from .code_uses import ALL, FREE, GLOBAL, OWNER, RESULT, VARIABLE, Use, uses_in
-from .named import CONTAINERS, MISSING, Named, is_plain, is_small_container, items_of
+from .named import (
+    ALL,
+    CONTAINERS,
+    FREE,
+    GLOBAL,
+    MISSING,
+    OWNER,
+    RESULT,
+    VARIABLE,
+    Named,
+    Use,
+    is_plain,
+    is_small_container,
+    items_of,
+    uses_in,
+)
 
 _NOT_RUN = {"__init__", "__new__", "__repr__", "__str__", "__setattr__", "__delattr__", "__del__", "__reduce__",
             "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__init_subclass__",

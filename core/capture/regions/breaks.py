@@ -18,20 +18,19 @@ from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
 from ...tensor_metadata import memory_of
-from ..graph.checks import late_checks_dropped
 from ..graph.randomness import KeyedRandom, random_key
+from ..graph.rewrites import late_checks_dropped
 from ..python.changes import Changes
 from ..python.guards import Guards
-from ..python.requires_grad_writes import RequiresGradWrites
+from ..python.parameters import RequiresGradWrites
 from ..python.torch_settings import Autocasts
 from ..values.capture_errors import LateSize, NeedsAutograd, NeedsValue, depends_on_value, error_of_type
 from ..values.containers import plain_result
 from ..values.fake_tensors import stand_in_for
-from ..values.known_values import KnownValues, unknown_masks_taken
 from ..values.late_numbers import LateNumber, with_late_numbers_as_tensors
 from ..values.printed import Held, output_held
 from ..values.user_lines import first_line, reason_of
-from ..values.value_watch import ValueWatch, are_constants
+from ..values.value_watch import KnownValues, ValueWatch, are_constants, unknown_masks_taken
 from .module_regions import ModuleRegions
 from .tail import Recorder, TailRegion, numbered
 

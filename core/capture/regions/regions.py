@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import RequestError
 from ..graph.autograd_functions import NumberedObjects, autograd_in_kernel
-from ..graph.checks import RULE
 from ..graph.randomness import KeyedRandom, random_key
+from ..graph.rewrites import RULE
 from ..python.changes import INTERNAL
 
 Run = Callable[[list[Tensor]], list[Tensor]]

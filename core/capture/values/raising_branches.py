@@ -2,7 +2,7 @@
 
 `assert x.isfinite().all()`, `if labels.max() >= classes: raise ...`, and the argument checks of `torch.distributions`
 branch on a value, and one side raises. A captured step has no value there: it takes the other side, and the check is
-removed, as those of `torch._check` are (see `graph/checks`).
+removed, as those of `torch._check` are (see `graph/rewrites`).
 """
 
 import dis

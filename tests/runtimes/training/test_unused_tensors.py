@@ -22,7 +22,9 @@ def test_a_part_in_a_stage_that_is_too_early_is_refused_with_its_line_and_a_fix(
         torch.manual_seed(0)
         return Early().double(), fit
 
-    said = r"unused_parts\.py:\d+: .* '/mul', which depends on it, in stage 0 .* register a parameter that it did not use"
+    said = (
+        r"unused_parts\.py:\d+: .* '/mul', which depends on it, in stage 0 .* register a parameter that it did not use"
+    )
     with pytest.raises(RequestError, match=said):
         distances(ThreadTeam(2), make, SGD)
 
