@@ -327,10 +327,10 @@ def _relisted(value: Any, name: str, lists: frozenset[str], take: Callable[[list
     if not any(other.startswith(name) for other in lists):
         return value
     leaves, nesting = flatten_batch(value)
-    if nesting.node is not None and nesting.node.object is not None:
+    if nesting.spec.is_leaf() and nesting.objects and nesting.objects[0] is not None:
         fields = nesting.plain(leaves)
         parts = {key: _relisted(_field(value, key), f"{name}[{key!r}]", lists, take) for key in fields}
-        return nesting.node.object.filled(parts)
+        return nesting.objects[0][0].filled(parts)
     level = one_level(value, name)
     if level is None:
         return value

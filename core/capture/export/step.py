@@ -66,7 +66,7 @@ class _WholeStep(nn.Module):
             references_followed(self.model, self._breaks.guards),
             assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.is_constant),
         ):
-            return self._breaks.run(self.model, self._nesting.restored(batch))
+            return self._breaks.run(self.model, self._nesting.batch(pytree.tree_leaves(batch)))
 
 
 @sources_removed()

@@ -8,6 +8,7 @@ registry is global and a class can be registered only once.
 import copy
 import dataclasses
 import enum
+import itertools
 from collections import UserDict
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -56,89 +57,70 @@ class _Object:
 
 
 @frozen
-class _Node:
-    """A node of the nesting: an object, or a pytree container with objects somewhere below."""
-
-    children: tuple["_Node | None", ...]
-    object: _Object | None = None
-
-
-@frozen
 class BatchNesting:
     """How the leaves of a batch are nested; hashable, and equal for batches of one structure.
 
     Args:
-        spec: with a dict in place of every object of a class that is not registered with pytree.
-        node: the nesting of these objects; None if there are none.
+        spec: of the pytree containers.
+        objects: for each of their leaves that is an object of a class that is not registered with pytree: the object,
+            and the nesting of its fields; None for a leaf. Empty if there are none.
     """
 
     spec: pytree.TreeSpec
-    node: _Node | None = None
+    objects: "tuple[tuple[_Object, BatchNesting] | None, ...]" = ()
 
     def plain(self, leaves: Sequence[Any]) -> Any:
-        """The batch in pytree containers."""
-        return pytree.tree_unflatten(list(leaves), self.spec)
-
-    def restored(self, plain: Any) -> Any:
-        """The batch in the user's containers, from one in pytree containers."""
-        return plain if self.node is None else _restored(plain, self.node)
+        """The batch in pytree containers, with a dict in place of every object."""
+        return self._filled(iter(leaves), plain=True)
 
     def batch(self, leaves: Sequence[Any]) -> Any:
         """The batch in the user's containers."""
-        return self.restored(self.plain(leaves))
+        return self._filled(iter(leaves), plain=False)
+
+    def _filled(self, leaves: Iterator[Any], plain: bool) -> Any:
+        parts: list[Any] = []
+        for held in self.objects or (None,) * self.spec.num_leaves:
+            if held is None:
+                parts.append(next(leaves))
+            else:
+                fields = held[1]._filled(leaves, plain)
+                parts.append(fields if plain else held[0].filled(fields))
+        return pytree.tree_unflatten(parts, self.spec)
 
     @property
     def names(self) -> tuple[str, ...]:
         """A name for every leaf, such as ``batch['x']``."""
-        paths = pytree.tree_flatten_with_path(self.plain(range(self.spec.num_leaves)))[0]
+        paths = pytree.tree_flatten_with_path(self.plain(itertools.count()))[0]  # type: ignore[arg-type]
         return tuple(f"batch{pytree.keystr(path)}" for path, _ in paths)
 
 
-def flatten_batch(batch: Any) -> tuple[list[Any], BatchNesting]:
+def flatten_batch(batch: Any, name: str = "batch") -> tuple[list[Any], BatchNesting]:
     """The leaves and the nesting of a batch.
 
     Args:
         batch: any nesting of tensors and plain values in dicts, lists, tuples, named tuples, dataclasses, mappings, and
             classes that are registered with pytree.
+        name: of the batch, for messages.
 
     Raises:
         RequestError: it holds something else.
     """
-    leaves, spec = pytree.tree_flatten(batch, is_leaf=_is_packed)
-    if all(isinstance(leaf, _VALUES) for leaf in leaves):
-        return leaves, BatchNesting(spec)
-    plain, node = _plain(batch, "batch")
-    leaves, spec = pytree.tree_flatten(plain)
-    return leaves, BatchNesting(spec, node)
-
-
-def _plain(value: Any, name: str) -> tuple[Any, _Node | None]:
-    if isinstance(value, _VALUES):
-        return value, None
-    if _is_packed(value):
-        raise RequestError(
-            f"{name} is a PackedSequence, which has the values of all samples in one dimension: give the padded tensor "
-            "and the lengths (torch.nn.utils.rnn.pad_packed_sequence), and pack them in the step or a module"
-        )
-    fields = _fields(value)
-    if fields is not None:
-        parts = {key: _plain(part, f"{name}[{key!r}]") for key, part in fields.items()}
-        node = _Node(tuple(child for _, child in parts.values()), _Object(type(value), value))
-        return {key: part for key, (part, _) in parts.items()}, node
-    level = one_level(value, name)
-    if level is None:
-        raise RequestError(_unknown(value, name))
-    children, spec = level
-    found = [_plain(child, place) for place, child in children.items()]
-    nodes = tuple(node for _, node in found)
-    return pytree.tree_unflatten([part for part, _ in found], spec), _Node(nodes) if any(nodes) else None
-
-
-def _restored(plain: Any, node: _Node) -> Any:
-    children, spec = pytree.tree_flatten(plain, is_leaf=lambda part: part is not plain)
-    parts = [c if n is None else _restored(c, n) for c, n in zip(children, node.children, strict=True)]
-    made = pytree.tree_unflatten(parts, spec)
-    return made if node.object is None else node.object.filled(made)
+    flat, spec = pytree.tree_flatten(batch, is_leaf=_is_packed)
+    if all(isinstance(leaf, _VALUES) for leaf in flat):
+        return flat, BatchNesting(spec)
+    leaves, objects = list[Any](), list[tuple[_Object, BatchNesting] | None]()
+    for path, leaf in pytree.tree_flatten_with_path(batch, is_leaf=_is_packed)[0]:
+        if isinstance(leaf, _VALUES):
+            leaves.append(leaf)
+            objects.append(None)
+            continue
+        place = name + pytree.keystr(path)
+        if (fields := _fields(leaf)) is None:
+            raise RequestError(_unknown(leaf, place))
+        inner, nesting = flatten_batch(dict(fields), place)
+        leaves += inner
+        objects.append((_Object(type(leaf), leaf), nesting))
+    return leaves, BatchNesting(spec, tuple(objects))
 
 
 def one_level(value: Any, name: str) -> tuple[dict[str, Any], pytree.TreeSpec] | None:
@@ -155,9 +137,7 @@ def one_level(value: Any, name: str) -> tuple[dict[str, Any], pytree.TreeSpec] |
 
 
 def _fields(value: Any) -> Mapping[str, Any] | None:
-    """The fields of an object whose class is not registered with pytree; None if it is, or has no fields."""
-    if type(value) in pytree.SUPPORTED_NODES:
-        return None
+    """The fields of an object whose class is not registered with pytree; None if it has no fields."""
     if isinstance(value, Mapping):
         return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -172,6 +152,11 @@ def _is_packed(value: Any) -> bool:
 
 def _unknown(value: Any, name: str) -> str:
     kind = type(value)
+    if _is_packed(value):
+        return (
+            f"{name} is a PackedSequence, which has the values of all samples in one dimension: give the padded tensor "
+            "and the lengths (torch.nn.utils.rnn.pad_packed_sequence), and pack them in the step or a module"
+        )
     if kind.__module__ == "numpy":
         return f"{name} is a numpy {kind.__name__}: a batch holds tensors; convert it with torch.as_tensor"
     if isinstance(value, Iterator | DataLoader | Dataset):
