@@ -28,7 +28,7 @@ from .joint_graph import (
     selecting_nodes,
     split_masked,
 )
-from .recomputed import recompute_casts, recompute_wide
+from .recomputed import recompute
 from .sections import Call, Fusion, Fusions
 from .shared_program import shared_nodes, shared_program, shared_values
 from .stage import StageGraph
@@ -74,8 +74,7 @@ def stage_programs(
     done = in_forward.union(once)
     in_forward.difference_update(once)
     fixed = {node for i, node in joint.primals.items() if i >= boundaries and i not in joint.mutations}
-    again = recompute_casts(joint, in_forward, once, fixed)
-    again |= recompute_wide(joint, in_forward, once, fixed)
+    again = recompute(joint, in_forward, once, fixed)
     backward_nodes = ancestors(gradients.values()) - done
     reads = closed_over(ordered(joint.graph, backward_nodes), backward_nodes)
     reads += [node for node in gradients.values() if node not in backward_nodes and node not in reads]

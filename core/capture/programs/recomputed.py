@@ -41,14 +41,17 @@ from .joint_graph import JointGraph, closed_over, ordered
 
 aten = torch.ops.aten
 
-MOST_NARROW = 8
-"""Largest number of operators that are computed again for one cast: those of a normalisation spelled out."""
+MOST_NARROW, MOST_WIDE = 8, 2
+"""Largest numbers of operators that are computed again: for a cast, those of a normalisation spelled out; for a wide
+tensor."""
+LEAST_BYTES = 4096
+"""Smaller savings of wide tensors are not worth an operator."""
 
 
-def recompute_casts(
+def recompute(
     joint: JointGraph, in_forward: Collection[fx.Node], shared: Collection[fx.Node], fixed: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Change a joint graph so that its backward computes casts again instead of saving them.
+    """Change a joint graph so that its backward computes casts and wide tensors again instead of saving them.
 
     Args:
         joint: forward and backward of a stage; its graph is changed in place.
@@ -59,27 +62,42 @@ def recompute_casts(
     Returns:
         The added nodes, which belong to the backward.
     """
-    backward, read = read_by_backward(joint, in_forward, shared)
-    casts: dict[fx.Node, list[fx.Node]] = {}
-    for node in read:
-        root = shown_by(node)
-        if node in in_forward and root in in_forward and narrows(root) and node not in joint.gradients.values():
-            casts.setdefault(root, []).append(node)
-    given = {node for node in read if shown_by(node) not in casts}.union(shared, fixed)
-    added: set[fx.Node] = set()
-    for saved in casts.values():
-        found = _computed_from(saved, lambda _, source: source in given, MOST_NARROW)
-        if found is not None:
-            added |= copy_for_backward(joint.graph, ordered(joint.graph, found[0]), saved, backward)
+    return {node for narrow in (True, False) for node in _recomputed(joint, in_forward, {*shared, *fixed}, narrow)}
+
+
+def _recomputed(
+    joint: JointGraph, in_forward: Collection[fx.Node], kept: Collection[fx.Node], narrow: bool
+) -> set[fx.Node]:
+    """Compute casts again, or else wide tensors; see `recompute`.
+
+    Args:
+        kept: shared nodes and fixed inputs.
+        narrow: which of them.
+    """
+    backward = ancestors(joint.gradients.values()).difference(in_forward, kept)
+    shows: dict[fx.Node, list[fx.Node]] = {}
+    for node in closed_over(ordered(joint.graph, backward), backward):
+        if node not in joint.gradients.values():
+            shows.setdefault(shown_by(node), []).append(node)
+    roots = [root for root in shows if root in in_forward and (not narrow or narrows(root))]
+    held = set(shows).union(kept).difference(roots if narrow else ())
+    changed = {joint.primals[i] for i in joint.mutations}
+    sources, added = set[fx.Node](), set[fx.Node]()
+    for root in roots:
+        if root in sources:
+            continue
+        rest = held - {root}
+        stops = lambda node, source, rest=rest: (  # noqa: E731
+            (not narrow and widens(node)) or shown_by(source) in rest
+        )
+        nodes, read = _computed_from(shows[root], stops, MOST_NARROW if narrow else MOST_WIDE) or (set(), set())
+        new = {shown_by(node) for node in read} - held
+        worth = narrow or (any(map(widens, nodes)) and sum(map(_bytes, new)) + LEAST_BYTES <= _bytes(root))
+        if nodes and worth and not changed.intersection(map(shown_by, read)):
+            added |= _copy_for_backward(joint.graph, ordered(joint.graph, nodes), shows[root], backward)
+            held = rest | new
+            sources |= {shown_by(node) for node in read}
     return added
-
-
-def read_by_backward(
-    joint: JointGraph, in_forward: Collection[fx.Node], shared: Collection[fx.Node]
-) -> tuple[set[fx.Node], list[fx.Node]]:
-    """The nodes of the backward, and those that it reads; arguments as of `recompute_casts`."""
-    backward = ancestors(joint.gradients.values()).difference(in_forward, shared)
-    return backward, closed_over(ordered(joint.graph, backward), backward)
 
 
 def shown_by(node: fx.Node) -> fx.Node:
@@ -123,7 +141,7 @@ def _computed_from(
     return (nodes, read) if sum(map(fusible, nodes)) <= most else None
 
 
-def copy_for_backward(
+def _copy_for_backward(
     graph: fx.Graph, nodes: Collection[fx.Node], saved: Collection[fx.Node], backward: Collection[fx.Node]
 ) -> set[fx.Node]:
     """Copies of nodes, which the backward reads in place of the saved ones."""
@@ -135,44 +153,6 @@ def copy_for_backward(
     for node in saved:
         node.replace_all_uses_with(copies[node], lambda user: user in readers)
     return set(copies.values())
-
-
-MOST_WIDE = 2
-"""Largest number of operators that are computed again for one tensor."""
-LEAST_BYTES = 4096
-"""Smaller savings are not worth an operator."""
-
-
-def recompute_wide(
-    joint: JointGraph, in_forward: Collection[fx.Node], shared: Collection[fx.Node], fixed: Collection[fx.Node]
-) -> set[fx.Node]:
-    """Change a joint graph so that its backward computes wide tensors again from narrow ones.
-
-    Arguments and result as of `recompute_casts`.
-    """
-    backward, read_nodes = read_by_backward(joint, in_forward, shared)
-    shows: dict[fx.Node, list[fx.Node]] = {}
-    for node in read_nodes:
-        if node not in joint.gradients.values():
-            shows.setdefault(shown_by(node), []).append(node)
-    held = set(shows).union(shared, fixed)
-    changed = {joint.primals[i] for i in joint.mutations}
-    sources: set[fx.Node] = set()
-    added: set[fx.Node] = set()
-    for root, saved in shows.items():
-        if root not in in_forward or root in sources:
-            continue
-        rest = held - {root}
-        stops = lambda node, source, rest=rest: widens(node) or shown_by(source) in rest  # noqa: E731
-        nodes, read = _computed_from(saved, stops, MOST_WIDE) or (set(), set())
-        if not any(map(widens, nodes)) or changed.intersection(map(shown_by, read)):
-            continue
-        new = {shown_by(node) for node in read} - held
-        if sum(map(_bytes, new)) + LEAST_BYTES <= _bytes(root):
-            added |= copy_for_backward(joint.graph, ordered(joint.graph, nodes), saved, backward)
-            held = rest | new
-            sources |= {shown_by(node) for node in read}
-    return added
 
 
 def widens(node: fx.Node) -> bool:

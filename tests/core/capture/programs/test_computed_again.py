@@ -1,6 +1,5 @@
 """Casts, and wide tensors from narrow ones, that the backward computes again: their memory, bits, and what is saved."""
 
-import panpipe.core.capture.programs.programs as programs_module
 import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
@@ -26,7 +25,7 @@ def saved_bytes(model, step, batch=None):
 @pytest.fixture
 def save(monkeypatch):
     """Save casts, or wide tensors, instead of computing them again."""
-    return lambda what: monkeypatch.setattr(programs_module, f"recompute_{what}", lambda *_: set())
+    return lambda what: monkeypatch.setattr(recomputed, {"casts": "MOST_NARROW", "wide": "MOST_WIDE"}[what], 0)
 
 
 def transformer():
