@@ -1,9 +1,9 @@
 """Casts, and wide tensors from narrow ones, that the backward computes again: their memory, bits, and what is saved."""
 
-import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.programs import recomputed
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
 from torch import nn
