@@ -1,5 +1,6 @@
 """Casts, and wide tensors from narrow ones, that the backward computes again: their memory, bits, and what is saved."""
 
+import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
