@@ -28,7 +28,7 @@ from ..regions.regions import region_needed
 from ..values.user_lines import last_place, user_line
 from .accumulated_products import Product, products_of
 from .overwriting import overwriting
-from .sections import Call, Fusion, Fusions, Piece, Shown, divided, nodes_of
+from .sections import Call, Fusion, Fusions, Piece, divided, nodes_of
 
 aten = torch.ops.aten
 
@@ -118,9 +118,6 @@ def compile_program(
             fusions.places.append((scope, f"g{position}", alone))
             made = piece.outputs
             lines += _group_call(f"g{position}", piece, names, scope, [n for n in piece.inputs if last[n] == position])
-        elif isinstance(piece, Shown):
-            made = (piece.node,)
-            lines.append(_shown(piece, names, scope))
         elif piece in left_out:
             continue
         elif piece.op == "get_attr":
@@ -258,12 +255,6 @@ def _group_call(
         f"    {made} = {name}(given)" if made else f"    {name}(given)",
         *([f"    sink.added({numbers})"] if fusion.sums else []),
     ]
-
-
-def _shown(piece: Shown, names: dict[fx.Node, str], scope: dict[str, Any]) -> str:
-    value = piece.node.meta["val"]
-    layout = (_argument(part, names, scope) for part in (tuple(value.shape), value.stride(), value.storage_offset()))
-    return f"    {names[piece.node]} = {names[piece.root]}.as_strided({', '.join(layout)})"
 
 
 def _call(

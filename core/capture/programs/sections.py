@@ -12,7 +12,7 @@ are thus equal sections, which are compiled once. Ordinals of random draws are i
 dropout are equal, too. Calls of sections in generated programs are bound to functions when the programs are complete.
 
 Regions (code that remains Python), collectives, and operators with complex or sparse tensors are in no section: they
-run between two. A view that is read outside of its section is shown there from the tensor whose memory it has.
+run between two. So does a view that is read outside of its section, of the tensor whose memory it has.
 """
 
 import itertools
@@ -133,25 +133,7 @@ def _add_product(graph: fx.Graph, total: fx.Node, product: Product, copies: dict
     graph.call_function(function, (total, left, right))
 
 
-@frozen(eq=False)
-class Shown:
-    """A view of a section's result that is read outside of the section.
-
-    Args:
-        node: the view.
-        root: the result whose memory it has; it is contiguous.
-    """
-
-    node: fx.Node
-    root: fx.Node
-
-    @property
-    def all_input_nodes(self) -> tuple[fx.Node, ...]:
-        """Its inputs, under the name that ``fx.Node`` has for them."""
-        return (self.root,)
-
-
-Piece = fx.Node | Fusion | Shown
+Piece = fx.Node | Fusion
 
 Call = Callable[[list[Any]], Sequence[Tensor]]
 """Takes the inputs of a group's graph in a list, which it may empty, and returns its outputs."""
@@ -159,9 +141,7 @@ Call = Callable[[list[Any]], Sequence[Tensor]]
 
 def nodes_of(piece: Piece) -> Sequence[fx.Node]:
     """The nodes that a piece runs."""
-    if isinstance(piece, Fusion):
-        return piece.nodes
-    return [piece.node] if isinstance(piece, Shown) else [piece]
+    return piece.nodes if isinstance(piece, Fusion) else [piece]
 
 
 @frozen
@@ -381,30 +361,20 @@ def _pieces(
         )  # fmt: skip
         outside = sorted((node for node in run if node in read), key=order.__getitem__)
         outputs = dict.fromkeys(root for node in outside if (root := _root(node, inside)) in members)
-        shown, again = list[Shown](), dict[fx.Node, None]()
+        again = dict[fx.Node, None]()
         for node in outside:
-            root = _root(node, inside)
-            if node is root:
-                continue
-            if root in members and _is_plain(root):
-                shown.append(Shown(node, root))
-            else:
+            if node is not _root(node, inside):
                 _add_views(node, inside, again)
         computed = outputs | {node: None for _, node in sums}
         inner, inputs = _inner(computed, members, inside, order)
         if inner:
             piece = Fusion(tuple(inner), tuple(inputs), tuple(outputs), sums, own)
-            found += [*reversed([*again]), *reversed(shown), piece]
+            found += [*reversed([*again]), piece]
             read.update(inputs)
         else:
             found += reversed([*again])
         read.update(source for node in again for source in node.all_input_nodes)
     return found[::-1]
-
-
-def _is_plain(root: fx.Node) -> bool:
-    value = root.meta["val"]
-    return bool(value.is_contiguous() and value.storage_offset() == 0)
 
 
 def _add_views(node: fx.Node, inside: Collection[fx.Node], found: dict[fx.Node, None]) -> None:
