@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import InputKind
@@ -114,28 +114,26 @@ def captured_step(
         RequestError: the step writes a parameter, or does not return a scalar loss, or a function returns no rows.
         LateSize: a tensor has a data-dependent size.
     """
-    inputs = _Inputs.of(program, names, leaves)
+    batch, parameters, buffers, constants = _inputs(program, names, leaves)
     graph = program.graph
-    batch_writes = _rewrite(graph, inputs.batch)
-    keep_read_values(graph, [node for node, name in inputs.buffers.items() if name in breaks.assigned])
+    batch_writes = _rewrite(graph, batch)
+    keep_read_values(graph, [node for node, name in buffers.items() if name in breaks.assigned])
     # Export creates its own mode; all later fake tensors must belong to it.
     fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
     modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
     outputs: Outputs
     if rows is None:
         results = step_outputs(program, first_line(breaks.step))
-        outputs = keep_weight_with_loss(graph, results, {*inputs.batch, *inputs.constants})
+        outputs = keep_weight_with_loss(graph, results, {*batch, *constants})
     else:
         outputs = row_outputs(program, rows)
     regions, causes = ({name or TAIL: text for name, text in d.items()} for d in (breaks.lines, breaks.causes))
-    writes = {inputs.batch[name]: line for name, line in batch_writes.items()}
+    writes = {batch[name]: line for name, line in batch_writes.items()}
     step = CapturedStep(
-        graph, inputs.batch, inputs.parameters, inputs.buffers, inputs.constants, modules, frozenset(), outputs,
+        graph, batch, parameters, buffers, constants, modules, frozenset(), outputs,
         model_name, fake_mode, regions, gradients, causes, held, writes,
     )  # fmt: skip
-    given = {
-        position: node.meta["val"] for node in graph.nodes if (position := inputs.batch.get(node.name)) is not None
-    }
+    given = {position: node.meta["val"] for node in graph.nodes if (position := batch.get(node.name)) is not None}
     shapes = {position: tuple(value.shape) for position, value in given.items() if isinstance(value, Tensor)}
     if any(map(has_symbols, shapes.values())):
         fake_mode.shape_env.frozen = False  # what is derived from the graph adds guards
@@ -144,34 +142,28 @@ def captured_step(
     _refuse_written_parameters(step)
     refuse_written_constants(step.graph, step.constants)
     written = written_roots(graph.nodes)
-    step.mutated_buffers = frozenset(inputs.buffers[name] for name in written if name in inputs.buffers)
+    step.mutated_buffers = frozenset(buffers[name] for name in written if name in buffers)
     return step
 
 
-@frozen
-class _Inputs:
-    """The placeholders of an exported graph by meaning; see `CapturedStep`."""
-
-    batch: dict[str, int] = field(factory=dict)
-    parameters: dict[str, str] = field(factory=dict)
-    buffers: dict[str, str] = field(factory=dict)
-    constants: dict[str, Tensor] = field(factory=dict)
-
-    @classmethod
-    def of(cls, program: Any, names: Mapping[str, str], leaves: int) -> "_Inputs":
-        found, position = cls(), 0
-        for spec in program.graph_signature.input_specs:
-            if spec.kind is InputKind.USER_INPUT:
-                if position < leaves and hasattr(spec.arg, "name"):
-                    found.batch[spec.arg.name] = position
-                position += 1
-            elif spec.kind is InputKind.PARAMETER:
-                found.parameters[spec.arg.name] = names[spec.target]
-            elif spec.kind is InputKind.BUFFER:
-                found.buffers[spec.arg.name] = names[spec.target]
-            elif spec.kind is InputKind.CONSTANT_TENSOR:
-                found.constants[spec.arg.name] = program.constants[spec.target]
-        return found
+def _inputs(
+    program: Any, names: Mapping[str, str], leaves: int
+) -> tuple[dict[str, int], dict[str, str], dict[str, str], dict[str, Tensor]]:
+    """The placeholders of an exported graph: the batch, parameters, buffers and constants; see `CapturedStep`."""
+    batch, position = dict[str, int](), 0
+    parameters, buffers, constants = dict[str, str](), dict[str, str](), dict[str, Tensor]()
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            if position < leaves and hasattr(spec.arg, "name"):
+                batch[spec.arg.name] = position
+            position += 1
+        elif spec.kind is InputKind.PARAMETER:
+            parameters[spec.arg.name] = names[spec.target]
+        elif spec.kind is InputKind.BUFFER:
+            buffers[spec.arg.name] = names[spec.target]
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            constants[spec.arg.name] = program.constants[spec.target]
+    return batch, parameters, buffers, constants
 
 
 def _rewrite(graph: fx.Graph, batch: Collection[str]) -> dict[str, str]:

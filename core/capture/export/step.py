@@ -203,29 +203,18 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             line = user_line(error) or first_line(step)
             if (refused := error_of_type(Refused, error)) is not None:
                 raise RequestError(f"{line}: {refused}") from error
-            if depends_on_value(error):
-                _widen(breaks, error, line)
-                continue
-            if not breaks.keep_python(error, line):
+            try:
+                kept = breaks.widen(error, line) if depends_on_value(error) else breaks.keep_python(error, line)
+            except RequestError:
+                raise
+            except Exception as failure:  # the step fails when it runs with values
+                raise RequestError(_refusal(breaks, failure, user_line(failure) or line)) from failure
+            if not kept:
                 raise RequestError(_refusal(breaks, error, line)) from error
     raise RequestError(
         f"{_MAX_BREAKS} kinds of modules need values of tensors, such as {next(iter(breaks.lines.values()))}: too much "
         "of the step would stay Python; compute both ways and choose with torch.where"
     )
-
-
-def _widen(breaks: Breaks, error: Exception, line: str) -> None:
-    """Leave the part of the step in Python that needs a value; see `Breaks.widen`.
-
-    Raises:
-        RequestError: the step fails when it runs with values.
-    """
-    try:
-        breaks.widen(error, line)
-    except RequestError:
-        raise
-    except Exception as failure:
-        raise RequestError(_refusal(breaks, failure, user_line(failure) or line)) from failure
 
 
 def _refusal(breaks: Breaks, error: Exception, line: str) -> str:
@@ -261,10 +250,11 @@ def _exported(
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     names, state = fake_state(whole, fake_mode, device, gradients)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: fake_of(t.detach(), fake_mode, device), nesting.plain(given))
+    # Where libraries are to run the same code as in eager PyTorch, the step is not exported.
+    hidden = mock.patch.object(torch.compiler, "is_exporting", return_value=False) if breaks.as_eager else nullcontext()
     with (
         _reparametrize_module(whole, state), own_functions(), modes_as_calls(), lines_recorded(), holding() as held,
-        _exporting_hidden() if breaks.as_eager else nullcontext(), warnings.catch_warnings(), transforms_traced(),
-        recurrence_as_operators(),
+        hidden, warnings.catch_warnings(), transforms_traced(), recurrence_as_operators(),
     ):  # fmt: skip
         # Assignments of a forward are handled: buffers are written, and other attributes are restored.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
@@ -276,13 +266,6 @@ def _exported(
     return captured_step(
         program, names, len(given), type(model).__name__, breaks, gradients=gradients, rows=rows, held=held
     )
-
-
-@contextmanager
-def _exporting_hidden() -> Iterator[None]:
-    """Within this context ``torch.compiler.is_exporting`` is false, so that libraries run the same code as in eager."""
-    with mock.patch.object(torch.compiler, "is_exporting", return_value=False):
-        yield
 
 
 def _check_arguments(step: StepFunction, leaves: Sequence[Any]) -> None:

@@ -197,12 +197,15 @@ class Breaks:
         """Start again, with ``torch.compiler.is_exporting`` false for the step's Python."""
         self.as_eager, self.sizes, self._modules, self._tail = True, False, ModuleRegions(self.model), None
 
-    def widen(self, error: BaseException, line: str) -> None:
+    def widen(self, error: BaseException, line: str) -> bool:
         """Add the region that contains the need for a value.
 
         Args:
             error: the error that stopped capture.
             line: the user's line that needed the value.
+
+        Returns:
+            True.
 
         Raises:
             RequestError: no region is possible, or its results cannot be observed.
@@ -211,7 +214,7 @@ class Breaks:
         self._causes[line] = str(stopped) if stopped is not None else _first_line(error)
         if stopped is None and not self.sizes:
             self.sizes, self._modules, self._tail = True, ModuleRegions(self.model), None
-            return
+            return True
         if stopped is not None:
             name = self._innermost_module(stopped) or self._innermost_module(stopped.__cause__)
         elif isinstance(error, LateSize) and error.module:
@@ -226,6 +229,7 @@ class Breaks:
             self._tail = None  # it is determined again, after the new region
             self._modules.keep(name, line)
         self._observe(line if name is None else None)
+        return True
 
     def keep_python(self, error: BaseException, line: str) -> bool:
         """Add a region for a module that cannot be captured for another reason than a value.

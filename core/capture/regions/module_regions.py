@@ -26,6 +26,7 @@ from .regions import (
     TensorSpec,
     call_region,
     copy_on_meta,
+    forwards_replaced,
     may_be_written,
     trained,
 )
@@ -108,7 +109,7 @@ class ModuleRegions:
 
             return forward
 
-        with self._patched(self.model, wrap):
+        with forwards_replaced(self.model, self.lines, wrap):
             yield
 
     @contextmanager
@@ -124,22 +125,8 @@ class ModuleRegions:
             counted = iter(range(1 << 30))
             return lambda *args, **kwargs: self._call(name, module, next(counted), tried, args, kwargs)
 
-        with self._patched(model, wrap):
+        with forwards_replaced(model, self.lines, wrap):
             yield
-
-    @contextmanager
-    def _patched(self, model: nn.Module, wrap: Callable[[str, nn.Module], Callable[..., Any]]) -> Iterator[None]:
-        modules: dict[str, Any] = {name: model.get_submodule(name) for name in self.lines}
-        own = {name: module.__dict__.get("forward") for name, module in modules.items()}
-        for name, module in modules.items():
-            module.forward = wrap(name, module)
-        try:
-            yield
-        finally:
-            for name, module in modules.items():
-                del module.forward
-                if own[name] is not None:  # another program replaced it before
-                    module.forward = own[name]
 
     def _who(self, name: str) -> str:
         return f"{self.lines[name]}: module '{name}'"

@@ -7,7 +7,7 @@ its backward. Everything else is traced, cut and pipelined.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -243,6 +243,30 @@ def copy_on_meta(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
             if isinstance(tensor, Tensor):
                 memo.setdefault(id(tensor), tensor)
     return copy.deepcopy(module, memo)
+
+
+@contextmanager
+def forwards_replaced(
+    model: nn.Module, names: Iterable[str], wrap: Callable[[str, nn.Module], Callable[..., Any]]
+) -> Iterator[None]:
+    """The context in which modules have other forwards.
+
+    Args:
+        model: contains the modules.
+        names: of the modules.
+        wrap: returns the other forward of a module, given its name and the module.
+    """
+    modules: dict[str, Any] = {name: model.get_submodule(name) for name in names}
+    own = {name: module.__dict__.get("forward") for name, module in modules.items()}
+    for name, module in modules.items():
+        module.forward = wrap(name, module)
+    try:
+        yield
+    finally:
+        for name, module in modules.items():
+            del module.forward
+            if own[name] is not None:  # another program replaced it before
+                module.forward = own[name]
 
 
 CHEAP_BYTES = 1 << 16

@@ -9,6 +9,7 @@ read them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from .regions import (
     TensorSpec,
     call_region,
     copy_on_meta,
+    forwards_replaced,
     may_be_written,
     trained,
 )
@@ -94,21 +96,8 @@ class Calls(TorchFunctionMode, ABC):
 @contextmanager
 def numbered(model: nn.Module, names: Sequence[str], calls: Calls) -> Iterator[None]:
     """The context of a run of the model's step whose calls are handled; calls of module regions count as one."""
-    patched = []
-    for name in names:
-        module: Any = model.get_submodule(name)
-        forward = module.forward
-        patched.append((module, forward if "forward" in module.__dict__ else None))
-        module.forward = lambda *a, _m=module, _f=forward, **k: calls.whole(_m, _f, *a, **k)
-    try:
-        with calls:
-            yield
-    finally:
-        for module, own in patched:
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
+    with forwards_replaced(model, names, lambda _, module: partial(calls.whole, module, module.forward)), calls:
+        yield
 
 
 @frozen
