@@ -1,7 +1,7 @@
 """What a user says of the dimensions of a batch: which hold the samples (``batch_dims=``), and which vary
 (``dynamic=``). Both options are a prefix of the batch's nesting."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -64,25 +64,19 @@ def read_batch_dims(given: Any, batch: Any) -> BatchDims:
     Raises:
         RequestError: it does not fit the batch.
     """
-    leaves, nesting = flatten_batch(batch)
     found: dict[str, int | None] = {}
     lists: set[str] = set()
-
-    def take(given: Any, value: Any, name: str) -> None:
-        if given == AUTO:
-            return
-        if isinstance(given, str):
-            if given != SAMPLES or type(value) not in (list, tuple):
+    for each, value, name in _matched("batch_dims", given, batch, lambda given, _: given is None or _plain(given)):
+        if isinstance(each, str) and each != AUTO:
+            if each != SAMPLES or type(value) not in (list, tuple):
                 raise RequestError(
-                    f"batch_dims has {given!r} for {name}, which is {_text(value)}: give a dimension, None, or "
+                    f"batch_dims has {each!r} for {name}, which is {_text(value)}: give a dimension, None, or "
                     f"'{SAMPLES}' for a list with an element for each sample"
                 )
             lists.add(name)
-            return
-        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
-            found[name + pytree.keystr(path)] = _checked(given, leaf, name + pytree.keystr(path))
-
-    _walk("batch_dims", given, nesting.plain(leaves), "batch", take, lambda given, _: given is None or _plain(given))
+        elif each != AUTO:
+            for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+                found[name + pytree.keystr(path)] = _checked(each, leaf, name + pytree.keystr(path))
     return BatchDims.of(found, frozenset(lists))
 
 
@@ -101,19 +95,15 @@ def read_dynamic(given: Any, batch: Any) -> dict[str, dict[int, int | None]]:
     Raises:
         RequestError: it does not fit the batch.
     """
-    leaves, nesting = flatten_batch(batch)
     found: dict[str, dict[int, int | None]] = {}
 
     def is_leaf(given: Any, value: Any) -> bool:
         return given is None or _plain(given) or isinstance(value, Tensor) or _sizes_alone(given, value)
 
-    def take(given: Any, value: Any, name: str) -> None:
-        for path, leaf in pytree.tree_flatten_with_path(value)[0] if given is not None else ():
+    for each, value, name in _matched("dynamic", given, batch, is_leaf):
+        for path, leaf in pytree.tree_flatten_with_path(value)[0] if each is not None else ():
             if isinstance(leaf, Tensor):
-                leaf_name = name + pytree.keystr(path)
-                found[leaf_name] = _varying(given, leaf, leaf_name)
-
-    _walk("dynamic", given, nesting.plain(leaves), "batch", take, is_leaf)
+                found[name + pytree.keystr(path)] = _varying(each, leaf, name + pytree.keystr(path))
     return found
 
 
@@ -155,35 +145,36 @@ def enlarged(batch: Any, dynamic: Mapping[str, Mapping[int, int | None]]) -> Any
     return nesting.batch(leaves)
 
 
-def _walk(
-    option: str,
-    given: Any,
-    value: Any,
-    name: str,
-    take: Callable[[Any, Any, str], None],
-    is_leaf: Callable[[Any, Any], bool],
-) -> None:
-    """Walk a prefix of a batch.
+def _matched(
+    option: str, given: Any, batch: Any, is_leaf: Callable[[Any, Any], bool]
+) -> Iterator[tuple[Any, Any, str]]:
+    """The values of a prefix of a batch, with the parts of the batch that they are for, and the names of these.
 
     Args:
         option: its name, for messages.
-        given, value, name: the prefix, the part of the batch that it is for, and the name of this part.
-        take: called with the values of the prefix, and the parts and names that they are for.
-        is_leaf: whether a prefix is such a value, for a part of the batch.
+        given, batch: the prefix, and the batch.
+        is_leaf: whether a part of the prefix is such a value, for a part of the batch.
     """
-    if is_leaf(given, value):
-        take(given, value, name)
-        return
-    given_parts = _parts(option, given, name)
-    parts = _children(value, name)
-    if parts is None:
-        raise RequestError(f"{option} has {given!r} for {name}, which is {_text(value)}: give a dimension or None")
-    unknown = [part for part in given_parts if part not in parts]
-    if unknown or (not isinstance(given, Mapping) and len(parts) != len(given_parts)):
-        what = unknown[0] if unknown else f"{len(given_parts)} entries for {name}"
-        raise RequestError(f"{option} has {what}, and {name} has {first_of(list(parts), 8)}: use these names")
-    for part, below in given_parts.items():
-        _walk(option, below, parts[part], part, take, is_leaf)
+    (given_leaves, given_nesting), (leaves, nesting) = flatten_batch(given, option), flatten_batch(batch)
+    waiting = [(given_nesting.plain(given_leaves), nesting.plain(leaves), "batch")]
+    while waiting:
+        each, value, name = waiting.pop(0)
+        if is_leaf(each, value):
+            yield each, value, name
+            continue
+        prefix, level = one_level(each, name), one_level(value, name)
+        if prefix is None:
+            raise RequestError(
+                f"{option} has {each!r} for {name}: give a dimension, None, or a container of these, nested as the "
+                "batch is; see panpipe.pipeline for what else it may have"
+            )
+        if level is None:
+            raise RequestError(f"{option} has {each!r} for {name}, which is {_text(value)}: give a dimension or None")
+        unknown = [part for part in prefix[0] if part not in level[0]]
+        if unknown or (not isinstance(each, Mapping) and len(level[0]) != len(prefix[0])):
+            what = unknown[0] if unknown else f"{len(prefix[0])} entries for {name}"
+            raise RequestError(f"{option} has {what}, and {name} has {first_of(list(level[0]), 8)}: use these names")
+        waiting += [(below, level[0][part], part) for part, below in prefix[0].items()]
 
 
 def _checked(given: int | None, leaf: Any, name: str) -> int | None:
@@ -196,22 +187,6 @@ def _checked(given: int | None, leaf: Any, name: str) -> int | None:
             f"{leaf.ndim - 1}, or None for a tensor that all microbatches share"
         )
     return given % leaf.ndim
-
-
-def _parts(option: str, given: Any, name: str) -> dict[str, Any]:
-    leaves, nesting = flatten_batch(given)
-    parts = _children(nesting.plain(leaves), name)
-    if parts is None:
-        raise RequestError(
-            f"{option} has {given!r} for {name}: give a dimension, None, or a container of these, nested as the batch "
-            "is; see panpipe.pipeline for what else it may have"
-        )
-    return parts
-
-
-def _children(value: Any, name: str) -> dict[str, Any] | None:
-    level = one_level(value, name)
-    return None if level is None else level[0]
 
 
 def _text(value: Any) -> str:

@@ -105,8 +105,9 @@ class RowTracer:
     """
 
     def __init__(self, model: nn.Module, step: Callable[[nn.Module, Any], Any], batch: Any, gradients: bool) -> None:
-        self._model, self._step, self._gradients = model, step, gradients
+        self._model, self._step, self._batch, self._gradients = model, step, batch, gradients
         self._leaves, self._nesting = flatten_batch(batch)
+        self._tensors = tensors_by_name(self._leaves, self._nesting)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         tensors = [*model.parameters(), *model.buffers(), *(t for t in self._leaves if isinstance(t, Tensor))]
         self._device = torch.device(next((t.device.type for t in tensors if not t.is_meta), "cpu"))
@@ -215,27 +216,23 @@ def find_samples(
     known = given if isinstance(given, BatchDims) else read_batch_dims(given, batch)
     leaves, nesting = flatten_batch(batch)
     refuse_sparse_tensors(model, nesting.plain(leaves))
-    check = _Check(model, step, batch, known, microbatches, gradients)
+    check = _Check(model, step, batch, gradients, known=known, microbatches=microbatches)
     try:
         dims = place_samples(batch, known, microbatches)
     except DifferentRows as error:
         check.refuse_microbatches()
         raise RequestError(f"{error}; {check.advice(None)}") from None
     if microbatches == 1 or all(known.knows(name) for name in nesting.names):  # nothing is cut, or the user knows
-        return dims, None if microbatches == 1 else check.tracer.trace(dims)
+        return dims, None if microbatches == 1 else check.trace(dims)
     return dims, check.traced(dims)
 
 
-class _Check:
-    def __init__(
-        self, model: nn.Module, step: Step, batch: Any, known: BatchDims, microbatches: int, gradients: bool
-    ) -> None:
-        self.tracer = RowTracer(model, step, batch, gradients)
-        self._model, self._step, self._batch = model, step, batch
-        self._known, self._microbatches, self._gradients = known, microbatches, gradients
-        leaves, self._nesting = flatten_batch(batch)
-        self._shared_texts = shared_texts(leaves, self._nesting)
-        self._tensors = tensors_by_name(leaves, self._nesting)
+class _Check(RowTracer):
+    """Places of the samples that the user does not give in ``known``, for this number of microbatches."""
+
+    def __init__(self, *traced: Any, known: BatchDims, microbatches: int) -> None:
+        super().__init__(*traced)
+        self._known, self._microbatches = known, microbatches
 
     def traced(self, dims: BatchDims) -> RowTrace | None:
         """The trace with these dimensions; None if the step cannot be traced.
@@ -243,24 +240,24 @@ class _Check:
         Raises:
             RequestError: the samples cannot be there.
         """
-        found = self.tracer.trace(dims)
+        found = self.trace(dims)
         if found.error is None:
             wrong = next((f for f in found.findings if f.kind in (SEQUENCE, LOOKUP)), None)
             if wrong is not None:
                 raise RequestError(f"{_refusal(wrong)}; {self.advice(dims)}")
             return found
-        if self.tracer.trace_with(dims, None).error is not None:  # it needs values: its capture has a better message
+        if self.trace_with(dims, None).error is not None:  # it needs values: its capture has a better message
             self.refuse_microbatches()
             return None
         samples = self._samples(dims)
         rows = -(-samples // self._microbatches)
-        cut = self.tracer.trace_with(dims, rows)
+        cut = self.trace_with(dims, rows)
         if cut.error is None or rows == samples:  # it runs with some numbers of samples only
             return None
         advice = self._suggestion(dims)
         raise RequestError(
             f"{cut.reason} (with {rows} of {samples} samples, as in a microbatch): change that line so that it accepts "
-            f"them, or the batch or the number of microbatches{self._shared_texts}"
+            f"them, or the batch or the number of microbatches{shared_texts(self._leaves, self._nesting)}"
             + (f"; if samples are elsewhere, give batch_dims=, such as batch_dims={advice}" if advice else "")
         )
 
@@ -311,7 +308,7 @@ class _Check:
         for number, other in enumerate(self._others(dims)):
             if number == _MOST_SUGGESTED:
                 break
-            found = self.tracer.trace(other)
+            found = self.trace(other)
             related = [finding for finding in found.findings if not finding.operator.startswith("nll_loss")]
             sizes = {n: t.numel() for n, t in self._tensors.items()}
             cut = sum(size for n, size in sizes.items() if other.by_name.get(n) is not None or other.in_list(n))
