@@ -174,7 +174,7 @@ def _matched(
         if unknown or (not isinstance(each, Mapping) and len(level[0]) != len(prefix[0])):
             what = unknown[0] if unknown else f"{len(prefix[0])} entries for {name}"
             raise RequestError(f"{option} has {what}, and {name} has {first_of(list(level[0]), 8)}: use these names")
-        waiting += [(below, level[0][part], part) for part, below in prefix[0].items()]
+        waiting[:0] = [(below, level[0][part], part) for part, below in prefix[0].items()]
 
 
 def _checked(given: int | None, leaf: Any, name: str) -> int | None:
