@@ -18,8 +18,7 @@ import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.graph.random_draws import GraphGenerators
-from panpipe.core.capture.graph.randomness import bernoulli, random_key
+from panpipe.core.capture.graph.randomness import GraphGenerators, bernoulli, random_key
 from panpipe.core.errors import RequestError
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.diagnose.parity import reference_step

@@ -24,8 +24,7 @@ from torch.fx.traceback import GRADIENT_ACC_SPECIAL_STACK
 
 from ...errors import RequestError
 from ..graph.nodes import root_of, written_arguments
-from ..graph.random_draws import KEYED
-from ..graph.randomness import DRAWS_AT
+from ..graph.randomness import DRAWS_AT, KEYED
 from ..regions.modes import CASTS
 from ..regions.regions import runs_region
 from .joint_graph import BACKWARD, CAPTURED, JointGraph, trace_joint

@@ -17,7 +17,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ....core.capture.graph.random_draws import GraphGenerators
+from ....core.capture.graph.randomness import GraphGenerators
 
 _INVALID: list[Any] = []
 """Graphs whose capture could not be ended, with their pools. The allocator still calls them (``capture_end`` in

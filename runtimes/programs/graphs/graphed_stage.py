@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ....core.actions import Kind
-from ....core.capture.graph.random_draws import GraphGenerators
+from ....core.capture.graph.randomness import GraphGenerators
 from ....core.capture.graph.storages import storage_sizes
 from ..stage_run import StageRun
 from .graph_pool import CudaGraph, CudaGraphPool

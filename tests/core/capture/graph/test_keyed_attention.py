@@ -10,7 +10,7 @@ import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.graph import random_draws as keyed_attention
+from panpipe.core.capture.graph import randomness as keyed_attention
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph

@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from panpipe.core.capture.graph.random_draws import GraphGenerators, graph_generators
+from panpipe.core.capture.graph.randomness import GraphGenerators, graph_generators
 from panpipe.runtimes.programs.graphs.graph_pool import _INVALID, CudaGraphPool
 
 CPU = torch.device("cpu")
