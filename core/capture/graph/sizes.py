@@ -92,7 +92,7 @@ _BINARY = ("add", "sub", "mul", "mod", "int_floordiv", "eq", "ne", "gt", "lt", "
 
 @contextmanager
 def computed_once() -> Iterator[None]:
-    """Within this context torch computes each expression of sizes once: half of the time of a symbolic capture.
+    """Within this context torch computes each expression of sizes once: a quarter of the time of a symbolic capture.
 
     Every fake tensor is asked for its number of elements and its layout, so the same few expressions are computed a
     hundred thousand times. The results are kept with the shape environment.
@@ -101,7 +101,6 @@ def computed_once() -> Iterator[None]:
         for name in _BINARY:
             stack.enter_context(mock.patch.object(SymNode, name, _binary(name, getattr(SymNode, name))))
         stack.enter_context(mock.patch.object(SymNode, "wrap_int", _wrap_int(SymNode.wrap_int)))
-        stack.enter_context(mock.patch.object(SymNode, "expr", property(_replaced)))
         yield
 
 
@@ -136,18 +135,6 @@ def _wrap_int(original: Callable[[SymNode, int], SymNode]) -> Callable[[SymNode,
         return results[number]
 
     return method
-
-
-def _replaced(self: SymNode) -> Any:
-    """The expression with what is known of its symbols; torch also asks each time whether it is a number."""
-    own: Any = self._expr
-    env = self.shape_env
-    if env is None or type(own) is int:
-        return own
-    version = env._replacements_version_counter
-    if self._expr_ver != version or self._expr_cache is None:
-        self._expr_ver, self._expr_cache = version, own if own.is_number else env.replace(own)
-    return self._expr_cache
 
 
 @define
