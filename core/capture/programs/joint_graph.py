@@ -254,7 +254,8 @@ class _StageRunner(ModalInterpreter):
 
     def __init__(self, stage: StageGraph) -> None:
         super().__init__(fx.GraphModule(stage.modules, stage.graph))
-        self._stage, self._first_draw, self._key = stage, stage.first_draw, None
+        self._stage, self._first_draw = stage, stage.first_draw
+        self._key: Any = None
         self.extra_traceback = False  # the node that raises an error is `running`
         self.running: fx.Node | None = None
         self._sizes: dict[Any, Any] = {}
