@@ -32,16 +32,6 @@ def Program(model, step, between=lambda number: None, optimizer=programs.sgd, **
     )
 
 
-BETA = 0.5
-TABLE = {"kl": 0.5, "other": 1.0}
-CONFIG = types.SimpleNamespace(beta=0.5, nested=types.SimpleNamespace(depth=1))
-
-
-class Mode(enum.Enum):
-    L1 = 1
-    L2 = 2
-
-
 class Middle(nn.Module):
     """Where cases put what they try."""
 
@@ -62,6 +52,75 @@ right, refused = Registry(), Registry()
 
 
 # Numbers
+
+
+BETA, TABLE, CONFIG = 1.0, {"kl": 1.0}, types.SimpleNamespace(beta=1.0)
+
+
+class Mode(enum.Enum):
+    L1 = 1
+    L2 = 2
+
+
+@dataclasses.dataclass
+class Options:
+    """Numbers of an object: in a field, in a variable of its class, by a property and by a method."""
+
+    beta: float = 1.0
+    count: int = 0
+    shared = 1.0
+    values: dict[str, float] = dataclasses.field(default_factory=lambda: {"beta": 1.0})
+
+    @property
+    def annealed(self):
+        return 1.0 if self.count == 0 else 1.25
+
+    def of_values(self):
+        return self.values["beta"]
+
+
+@right
+def numbers_in_every_place():
+    """A step in which each batch finds another number changed."""
+    TABLE["kl"] = Options.shared = globals()["BETA"] = CONFIG.beta = beta = 1.0
+    betas, default, names, options, array, tensor = [1.0], [1.0], {"l2"}, Options(), numpy.ones(3), torch.tensor(1.0)
+    mode, other = types.SimpleNamespace(of=Mode.L2), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+
+    def of_closure():
+        return beta
+
+    def change_closure():
+        nonlocal beta
+        beta = 0.8
+
+    def step(m, b, given=1.0, listed=default):
+        loss = fit(m, b) if mode.of is Mode.L2 else F.l1_loss(m(b["x"]), b["y"])
+        loss = loss + (0.1 * m[0].weight.square().sum() if "l2" in names else 0.0)
+        loss = loss * of_closure() * betas[0] * options.beta * options.shared * options.annealed * options.of_values()
+        loss = loss * float(array[1]) * tensor.item() * other.param_groups[0]["lr"] * given * listed[0] * step.beta
+        return loss * TABLE["kl"] * CONFIG.beta * BETA
+
+    step.beta = 1.0
+    changes = (
+        lambda: names.discard("l2"),
+        lambda: setattr(mode, "of", Mode.L1),
+        change_closure,
+        lambda: betas.__setitem__(0, 1.25),
+        lambda: setattr(options, "beta", 0.8),
+        lambda: setattr(Options, "shared", 1.25),
+        lambda: options.values.update(beta=0.8),
+        lambda: setattr(options, "count", 1),
+        lambda: array.__setitem__(1, 0.8),
+        lambda: tensor.fill_(1.25),
+        lambda: other.param_groups[0].update(lr=0.8),
+        lambda: setattr(step, "__defaults__", (1.25, default)),
+        lambda: default.__setitem__(0, 0.8),
+        lambda: setattr(step, "beta", 1.25),
+        lambda: TABLE.update(kl=0.8),
+        lambda: globals().update(CONFIG=types.SimpleNamespace(beta=1.25)),
+        lambda: globals().update(BETA=0.8),
+    )
+    return Program(chain(), step, lambda n: changes[n - 1]() if n else None, sizes=(4,) * (len(changes) + 1))
 
 
 @right
@@ -157,23 +216,6 @@ def class_attribute():
     return Program(chain(Scaled()), fit, lambda n: setattr(Scaled, "beta", 1.0 + n // 3))
 
 
-class Config:
-    """Options of a program, as attributes of a class."""
-
-    beta = 1.0
-
-
-@right
-def attribute_of_a_global_class():
-    return Program(chain(), lambda m, b: fit(m, b) * Config.beta, lambda n: setattr(Config, "beta", 1.0 + n // 3))
-
-
-@right
-def number_of_a_tensor_around_the_step():
-    beta = torch.tensor(1.0)
-    return Program(chain(), lambda m, b: fit(m, b) * beta.item(), lambda n: beta.fill_(1.0 + n // 3))
-
-
 @right
 def branch_on_a_list_of_a_tensor_that_is_an_attribute():
     class Scaled(nn.Module):
@@ -189,108 +231,6 @@ def branch_on_a_list_of_a_tensor_that_is_an_attribute():
 
 
 @right
-def global_number():
-    def between(n):
-        globals()["BETA"] = 0.5 + n // 2
-
-    return Program(chain(), lambda m, b: fit(m, b) * BETA, between)
-
-
-@right
-def global_table():
-    return Program(chain(), lambda m, b: fit(m, b) * TABLE["kl"], lambda n: TABLE.update(kl=1.0 + n % 2))
-
-
-@right
-def global_object_that_is_replaced():
-    def between(n):
-        globals()["CONFIG"] = types.SimpleNamespace(beta=1.0 + n // 3, nested=types.SimpleNamespace(depth=1))
-
-    return Program(chain(), lambda m, b: fit(m, b) * CONFIG.beta, between)
-
-
-@right
-def closure_variable():
-    beta = 1.0
-
-    def step(m, b):
-        return fit(m, b) * beta
-
-    def between(n):
-        nonlocal beta
-        beta = 1.0 + n // 2
-
-    return Program(chain(), step, between)
-
-
-@right
-def closure_of_a_function_that_the_step_calls():
-    beta = 1.0
-
-    def weight():
-        return beta
-
-    def between(n):
-        nonlocal beta
-        beta = 1.0 + n // 2
-
-    return Program(chain(), lambda m, b: fit(m, b) * weight(), between)
-
-
-@right
-def closure_list():
-    betas = [1.0, 2.0]
-    return Program(chain(), lambda m, b: fit(m, b) * betas[0], lambda n: betas.__setitem__(0, 1.0 + n // 2))
-
-
-@right
-def closure_set():
-    on = {"l2"}
-    step = lambda m, b: fit(m, b) + (m[0].weight.square().sum() if "l2" in on else 0.0)  # noqa: E731
-    return Program(chain(), step, lambda n: on.discard("l2") if n == 2 else None)
-
-
-@right
-def dataclass():
-    @dataclasses.dataclass
-    class Config:
-        beta: float = 1.0
-
-    config = Config()
-    return Program(chain(), lambda m, b: fit(m, b) * config.beta, lambda n: setattr(config, "beta", 1.0 + n // 2))
-
-
-@right
-def property_of_an_object():
-    class Annealing:
-        def __init__(self):
-            self.count = 0
-
-        @property
-        def beta(self):
-            return 1.0 if self.count < 3 else 2.0
-
-    annealing = Annealing()
-    return Program(chain(), lambda m, b: fit(m, b) * annealing.beta, lambda n: setattr(annealing, "count", n))
-
-
-@right
-def method_of_an_object():
-    class Annealing:
-        def __init__(self):
-            self._values = {"count": 0}
-
-        def beta(self):
-            return 1.0 if self._values["count"] < 3 else 2.0
-
-        def advance(self, n):
-            self._values["count"] = n
-
-    annealing = Annealing()
-    return Program(chain(), lambda m, b: fit(m, b) * annealing.beta(), annealing.advance)
-
-
-@right
 def callable_object():
     class Step:
         beta = 1.0
@@ -300,50 +240,6 @@ def callable_object():
 
     step = Step()
     return Program(chain(), step, lambda n: setattr(step, "beta", 1.0 + n // 2))
-
-
-@right
-def default_argument():
-    def step(m, b, beta=1.0):
-        return fit(m, b) * beta
-
-    return Program(chain(), step, lambda n: setattr(step, "__defaults__", (1.0 + n // 2,)))
-
-
-@right
-def list_as_a_default_argument():
-    betas = [1.0]
-
-    def step(m, b, betas=betas):
-        return fit(m, b) * betas[0]
-
-    return Program(chain(), step, lambda n: betas.__setitem__(0, 1.0 + n // 2))
-
-
-@right
-def attribute_of_the_step():
-    def step(m, b):
-        return fit(m, b) * step.beta
-
-    step.beta = 1.0
-    return Program(chain(), step, lambda n: setattr(step, "beta", 1.0 + n // 2))
-
-
-@right
-def numpy_array():
-    betas = numpy.ones(3)
-    return Program(chain(), lambda m, b: fit(m, b) * float(betas[1]), lambda n: betas.__setitem__(1, 1.0 + n // 2))
-
-
-@right
-def enumeration():
-    config = types.SimpleNamespace(mode=Mode.L2)
-
-    def step(m, b):
-        difference = m(b["x"]) - b["y"]
-        return difference.square().mean() if config.mode is Mode.L2 else difference.abs().mean()
-
-    return Program(chain(), step, lambda n: setattr(config, "mode", Mode.L1 if n in (2, 3) else Mode.L2))
 
 
 @right
@@ -380,13 +276,6 @@ def number_in_evaluation():
     model.beta = 1.0
     step = lambda m, b: fit(m, b) * m.beta  # noqa: E731
     return Program(model, step, lambda n: setattr(model, "beta", 1.0 + n // 2), evaluated=True)
-
-
-@right
-def learning_rate_of_another_optimizer():
-    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    step = lambda m, b: fit(m, b) * other.param_groups[0]["lr"]  # noqa: E731
-    return Program(chain(), step, lambda n: other.param_groups[0].update(lr=1.0 + n // 2))
 
 
 @right
@@ -1010,12 +899,9 @@ def losses_that_the_step_keeps():
 
 
 SLOW = {
-    "class_attribute_that_an_instance_hides_later", "global_table", "closure_list", "closure_set", "callable_object",
-    "list_as_a_default_argument", "attribute_of_the_step", "numpy_array", "option_of_a_norm",
-    "last_rate_of_a_scheduler", "layer_that_is_frozen", "initialised_flag_in_a_buffer", "class_attribute",
-    "closure_of_a_function_that_the_step_calls", "method_of_an_object", "default_argument", "enumeration", "dataclass",
-    "global_object_that_is_replaced", "buffer_that_counts_before_another_is_written",
-    "plain_tensor_that_the_forward_writes",
+    "class_attribute_that_an_instance_hides_later", "callable_object", "option_of_a_norm", "last_rate_of_a_scheduler",
+    "layer_that_is_frozen", "initialised_flag_in_a_buffer", "class_attribute",
+    "buffer_that_counts_before_another_is_written", "plain_tensor_that_the_forward_writes",
 }  # fmt: skip
 """Variations of others, left out of the fast suite."""
 
