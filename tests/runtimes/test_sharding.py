@@ -15,7 +15,6 @@ JOBS = ["sharded", "scattered", "parted"]
 def four(tmp_path_factory):
     """Two replicas of a pipeline of two: what several jobs find in one start."""
     jobs = [*JOBS, *(f"{job}_scaling" for job in JOBS), "replanned_sharing", "unfrozen_sharing"]
-    jobs += ["every_scattered_schedule", "every_resumed_level"]
     return results_of(jobs, tmp_path_factory.mktemp("four"), 4, MESH="pp=2,dp=2")
 
 
@@ -37,19 +36,6 @@ def test_scaled_losses_of_replicas_that_share(four, job):
     check_updates(found)
     for one in found:
         assert [mine for mine, _ in one["cases"]["float16"]["skipped"]] == SKIPPED
-
-
-def test_split_backwards_and_uneven_microbatches_in_every_schedule(four):
-    for one in four["every_scattered_schedule"]:
-        assert len(one) == 5 * 2
-        for name, distances in one.items():
-            assert max(distances) < 1e-9, (name, distances)
-
-
-def test_checkpoints_of_every_level_resume_in_every_level(four):
-    for one in four["every_resumed_level"]:
-        assert len(one) == 2 * 3 + 2 * 4 * 4 + 3
-        assert max(one.values()) < 1e-9, one
 
 
 def test_stages_move_while_replicas_share_optimizers_or_gradients(four):

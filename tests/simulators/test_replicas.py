@@ -1,23 +1,14 @@
 """A data dimension by hand: replicas on their own devices, gradients reduced after the last backward."""
 
-import itertools
-
 import pytest
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
-from panpipe.answers.step_tables import idle_of
 from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
-from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.search import longest_path
 from panpipe.simulators.optimizer_step import OptimizerStep
 from panpipe.simulators.run import simulate
 
-from ..support.plans import orders, plan_of, plans
-
-INFINITE = float("inf")
+from ..support.plans import orders, plan_of
 
 COST = StageCosts(1.0, 1.0, 1.0, optimizer_s=0.25, gradient_bytes=40)
 
@@ -93,46 +84,3 @@ def test_replicas_contend_for_a_link_between_nodes():
     result = simulate(two_stages(cluster=cluster, costs=costs, edges=(StageEdge(0, 1, 10, 20),)))
     assert result.transfer_times[0, 1] == result.transfer_times[2, 3] == ([1.0], [3.0])
     assert result.transfer_times[1, 0] == result.transfer_times[3, 2] == ([6.0], [10.0])
-
-
-# The short cut
-
-
-@given(plans(), st.integers(1, 3), st.sampled_from([0.0, 0.5, 3.0]), st.sampled_from([1.0, 16.0, INFINITE]), st.data())
-def test_where_nothing_contends_the_longest_path_is_the_simulator_s_step(plan, data, latency_s, rate, draw):
-    # Messages are delays alone, and reductions have links of their own: those between replicas.
-    edges = tuple(evolve(edge, bytes=0, gradient_bytes=edge.gradient_bytes and 1) for edge in plan.edges)
-    edges = edges if rate != INFINITE else plan.edges
-    ranks = plan.devices * data
-    order = draw.draw(st.permutations(range(ranks)))
-    places = tuple(tuple(order[first : first + plan.devices]) for first in range(0, ranks, plan.devices))
-    plan = evolve(plan, mesh=Mesh(plan.devices, data, places), edges=edges, tied=())
-    cluster = mixed(plan, rate, latency_s)
-    short = longest_path(plan, plan.prediction.costs, cluster)
-    assert short.step_s == pytest.approx(simulate(plan, cluster=cluster, eager=True).step_s)
-
-
-def mixed(plan, rate, latency_s):
-    """Own links between every two devices: without limit where messages go, some of them longer than others."""
-    within = {frozenset(pair) for replica in plan.mesh.devices for pair in itertools.combinations(replica, 2)}
-    names = [f"device{i}" for i in range(plan.mesh.ranks)]
-    links = [
-        Link(names[a], names[b], INFINITE if {a, b} in within else rate, latency_s * (1 + (a + b) % 3 / 8))
-        for a, b in itertools.combinations(range(plan.mesh.ranks), 2)
-    ]
-    return Cluster(tuple(Device(name, 10**9) for name in names), (), tuple(links))
-
-
-def test_idle_causes_are_of_the_same_step():
-    cluster = Cluster(
-        tuple(Device(name, 10**6) for name in "abcd"),
-        ("left", "right"),
-        (
-            *(Link(name, "left" if name in "ab" else "right", 100.0, 0.25) for name in "abcd"),
-            Link("left", "right", 10.0, 0.5),
-        ),
-    )
-    result = simulate(two_stages(cluster=cluster, mesh_devices=((3, 1), (0, 2))))
-    idle = idle_of(result)
-    assert idle.step_s == result.step_s
-    assert idle.compute_s + sum(idle.causes.values()) == pytest.approx(result.step_s)

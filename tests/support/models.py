@@ -109,6 +109,12 @@ def _tokens(rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {name: torch.randint(0, 32, (rows, 12), generator=generator) for name in ("x", "y")}
 
 
+def tokens(rows: int, length: int = 12) -> dict[str, torch.Tensor]:
+    """Inputs and targets for a language model, others for each size."""
+    generator = torch.Generator().manual_seed(rows + 100 * length)
+    return {name: torch.randint(0, 32, (rows, length), generator=generator) for name in ("x", "y")}
+
+
 def _images(rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(rows, 3, 8, 8, generator=generator, dtype=torch.float64)

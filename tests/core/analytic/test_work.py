@@ -139,6 +139,29 @@ def test_saved_bytes_are_those_of_the_stage_that_has_all_operators(options):
     assert sum(operator.saved_bytes for operator in model_work(operators).operators) == whole
 
 
+def in_bfloat16(model, batch):
+    """A head under autocast: the backward computes casts and wide logits again."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return F.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+
+
+def spelled_out(model, batch):
+    """A cross entropy whose parts are operators of their own."""
+    x = model(batch).float()
+    return (x.exp().sum(-1).log() - x.mean(-1)).mean()
+
+
+@pytest.mark.parametrize("step", [in_bfloat16, spelled_out, lambda model, batch: model(batch).float().mean()])
+def test_saved_bytes_are_without_what_the_backward_computes_again(step):
+    model = nn.Sequential(nn.Embedding(11, 16), nn.LayerNorm(16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 512))
+    model = model if step is in_bfloat16 else model.to(torch.bfloat16)
+    operators = captured(model, torch.zeros(2, 64, dtype=torch.long), step)
+    names = [node.name for node in operators.graph.nodes]
+    found = sum(operator.saved_bytes for operator in model_work(operators).operators)
+    assert found == stage_programs(stage_graph(operators, [names], 0)).memory.saved
+    assert found < 2 * 64 * 512 * 4  # the logits are saved in bfloat16, not float32
+
+
 def test_memory_of_stages_is_that_of_their_programs():
     """What operators keep adds up to what a stage's programs keep. The largest workspace is a bound of the stage's: for
     attention it has the incoming gradient next to those of queries, keys and values, and these next to each other.

@@ -1,10 +1,14 @@
-"""Operator graphs: documents, and everything that a file can have wrong."""
+"""Operator graphs: documents, everything that a file can have wrong, and layers."""
 
 import json
 
 import pytest
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json, read_graph
+from panpipe.core.costs.layers import layer_blocks
 from panpipe.core.errors import RequestError
+
+# Operator graphs: documents, and everything that a file can have wrong.
+
 
 GRAPH = OpGraph(
     (OpNode("a", 1.0, 2.0, 3.0, parameter_bytes=4, state_bytes=16, parameters=("w",)), OpNode("b", saved_bytes=5)),
@@ -91,3 +95,26 @@ def test_hash_depends_on_everything_but_times():
     same = OpGraph((OpNode("a", 9.0, parameter_bytes=4, parameters=("w",)), OpNode("b")), GRAPH.edges)
     other = OpGraph(GRAPH.nodes, (OpEdge("a", "b", 8, gradient=False, tensor=1),))
     assert same.hash == GRAPH.hash != other.hash
+
+
+# The layers of a model, found in the names of its operators.
+
+
+def blocks(text):
+    """The blocks of operators in a text, with ``|`` between blocks."""
+    return [" ".join(block) for block in layer_blocks(text.replace("|", " ").split())]
+
+
+@pytest.mark.parametrize("text", [
+    "emb/e | h.0.attn/mm h.0.mlp/mm | h.1.attn/mm h.1.mlp/mm | norm/n /loss",
+    "0/linear | 1/gelu | 2/linear | 3/gelu | /loss",
+    "0/linear | 1.0.a/mm 1.0.b/mm | 1.1.a/mm 1.1.b/mm | 2/linear",
+    "0/embedding | 1.layers.0/mm | 1.layers.1/mm | 1.layers.2/mm | 2/head",
+    "encoder.block.0.layer.0/a encoder.block.0.layer.1/b | encoder.block.1.layer.0/a encoder.block.1.layer.1/b",
+    "stem/c | stage.0.conv/c stage.0.down/c stage.0.add/a | stage.1.conv/c stage.1.add/a | head/l",
+    "layer3.attn layer3.mlp | layer4.attn layer4.mlp | head",
+    "embed | layer_0 | layer_1 | head",
+    "h.0/a /between h.0/b | h.1/a h.1/b",
+])  # fmt: skip
+def test_stages_may_end_between_the_outermost_modules_that_repeat(text):
+    assert blocks(text) == [block.strip() for block in text.split("|")]

@@ -1,13 +1,18 @@
-"""Which storages leave: longest stay first, as little as the limit needs, as much as the link carries."""
+"""What a user asks to offload, and which storages leave: as little as the limit needs, as much as the link carries."""
 
 import pytest
 from panpipe.core.costs.costs import StageCosts
+from panpipe.core.errors import RequestError
 from panpipe.core.offload.choice import Offloadable, choose_offload, everything, within
 from panpipe.core.offload.host_links import HostLink, same_links, timed_copies
+from panpipe.core.offload.request import check_offload_request, parse_offload
 from panpipe.core.plan.memory_policy import Storage
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.timing.orders import evaluate, latest_times
+
+# Which storages leave: longest stay first, as little as the limit needs, as much as the link carries.
+
 
 PARTS = tuple(Storage(f"part{number}", 10 - number) for number in range(5))  # 40 bytes
 
@@ -60,3 +65,39 @@ def test_everything_that_the_link_carries_leaves_and_costs_at_most_two_percent(k
     assert max(found.peak_memory) <= max(before.peak_memory)
     if k <= 4:
         assert max(found.peak_memory) < 0.9 * max(before.peak_memory)
+
+
+# What a user asks to offload.
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("some", "offload is 'some': give none, all, auto, or the share of each stage, such as 0:1,2:0.5"),
+        ("0:1,0:0.5", "offload gives stage 0 twice"),
+        ("0:1.5", r"offload of stage 0 is 1.5: give a share from 0 to 1"),
+        ("0:nan", r"offload of stage 0 is nan: give a share from 0 to 1"),
+        ("-1:1", "offload names stage -1: stages are numbered from 0"),
+        ("0", "give none, all, auto"),
+        ("", "give none, all, auto"),
+    ],
+)
+def test_wrong_texts_are_refused(text, message):
+    with pytest.raises(RequestError, match=message):
+        parse_offload(text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("half", "offload is 'half'"),
+        (0.5, "offload is 0.5"),
+        ({4: 1.0}, "offload names stage 4, and the plan has stages 0 to 3: name those"),
+        ({"0": 1.0}, "offload names stage '0': stages are numbered from 0"),
+        ({0: True}, "offload of stage 0 is True"),
+        ({0: "1"}, "offload of stage 0 is '1'"),
+    ],
+)
+def test_wrong_values_are_refused(wanted, message):
+    with pytest.raises(RequestError, match=message):
+        check_offload_request(wanted, stages=4)

@@ -1,15 +1,11 @@
 """Parameters that replicas share: where lowering gathers and frees them, what waits, what is held, what is refused."""
 
-import math
 from collections.abc import Sequence
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from panpipe.core.actions import Kind, parse_action
 from panpipe.core.cluster.cluster import fully_connected
-from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.lowering.derive import first_microbatches, forward_only, reordered
 from panpipe.core.lowering.lowering import lower
@@ -120,33 +116,3 @@ def test_fewer_microbatches_keep_all_runs() -> None:
     assert none_left.memory.unshard[0].runs[1] == UnshardedRun(parse_action("0F0"), None, None)
     validate(none_left)
     assert "0RESHARD0 0UNSHARD1 1UNSHARD0 0RESHARD1 1F0" in text(none_left)
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved-1f1b", "zb-v", "looped"]),
-    st.integers(1, 3),
-    st.integers(1, 6),
-    st.booleans(),
-    st.sampled_from([0, 40, 800]),
-)
-def test_oracle_and_simulator_agree_where_no_links_are_shared(
-    family: str, devices: int, microbatches: int, room: bool, size: int
-) -> None:
-    chunks = 2 if family in ("interleaved-1f1b", "zb-v", "looped") else 1
-    microbatches = devices * microbatches if family == "interleaved-1f1b" else microbatches
-    cost = StageCosts(1.0, 1.25, 0.75, optimizer_s=0.5, gradient_bytes=size, parameter_bytes=size, saved_bytes=10)
-    plan = scheduled(
-        family, devices, microbatches, chunks, data=2, costs=[cost] * chunks * devices,
-        cluster=fully_connected(2 * devices, 10**9, 100.0, 0.0), edges=(),
-    )  # fmt: skip
-    plan = shared(plan, "parameters", room=room)
-    validate(plan)
-    score = longest_path(plan, plan.predicted.costs, plan.predicted.cluster)
-    result = simulate(plan)
-    assert score.step_s == pytest.approx(result.step_s)
-    for device in range(devices):
-        assert score.peak_memory_bytes[device] == pytest.approx(max(result.timelines[device].working))
-        assert (result.timelines[device].moving >= 0).all()
-        assert (result.timelines[device].moving[:, -1] == 0).all()
-    assert math.isfinite(score.step_s)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.errors import RequestError
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
 from panpipe.core.search.choose import plan as planned
@@ -22,9 +23,8 @@ from panpipe.simulators.run import simulate
 from ...support.cuts import captured, even_plan
 from ...support.held import simulated
 from ...support.models import CASES
-from ...support.own_queue import declared
 from ...support.parity import build
-from ...support.programs.eight_bits import KIND, PACK, QUEUE, SECONDS, packed
+from ...support.programs.eight_bits import KIND, PACK, QUEUE, SECONDS, declared, packed
 
 NODES = tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0, saved_bytes=10, workspace_bytes=3) for i in range(4))
 GRAPH = OpGraph(NODES, tuple(OpEdge(a.name, b.name, 40) for a, b in pairwise(NODES)))
@@ -99,3 +99,13 @@ def test_policy_of_a_test_is_executed_as_simulated(monkeypatch):
     assert {each.kind: each.count for each in compared.kinds}[PACK] == len(names)
     assert not compared.only_predicted
     assert not compared.only_measured
+
+
+def test_kind_without_a_registered_instruction_is_refused():
+    case = CASES["tied gpt with dropout"]
+    plan = even_plan(captured(case, torch.float32, 8, 4), 2, 4)
+    with (
+        declared(KIND),
+        pytest.raises(RequestError, match="and no instruction is registered for PACK: remove it, or register one"),
+    ):
+        build(ThreadTeam(2), "tied gpt with dropout", torch.float32, 8, plan, 4).step(case.batch(8, torch.float32))

@@ -13,9 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...support.cuts import captured
-from ...support.models import Case, TinyGPT, gpt_step, weighted_step
-from ...support.parity import PLANS
-from ...support.programs.shapes import SEED, Pair, tokens
+from ...support.models import Case, TinyGPT, gpt_step, tokens, weighted_step
+from ...support.parity import PLANS, SEED, Trained
 
 F64 = torch.float64
 NEAR = 1e-10
@@ -46,7 +45,7 @@ def images(rows, size=8):
     "plan", ["early gradients", *(pytest.param(plan, marks=pytest.mark.slow) for plan in ("zb-h2", "v-half"))]
 )
 def test_a_batch_of_fewer_samples_than_microbatches_trains(plan):
-    pair = Pair(ThreadTeam(2), GPT, 16, 8, **PLANS[plan])
+    pair = Trained(ThreadTeam(2), GPT, 16, 8, **PLANS[plan])
     assert pair.distance([tokens(16), tokens(5), tokens(1), tokens(16)]) < NEAR
     _, trace = pair.pipe.trace_step(tokens(5))
     found = {event.action.microbatch for event in trace.events if event.action.kind is Kind.F}
@@ -58,7 +57,7 @@ def test_a_batch_of_fewer_samples_than_microbatches_trains(plan):
 @NEW
 def test_metrics_and_weights_of_fewer_samples():
     case = WEIGHTED
-    pair = Pair(ThreadTeam(2), WEIGHTED, 8, 4)
+    pair = Trained(ThreadTeam(2), WEIGHTED, 8, 4)
     assert pair.distance([tokens(8), tokens(3), tokens(9)]) < NEAR
     batch, (_, weight, metrics) = tokens(1), case.step(pair.alone.eval(), tokens(1))
     pair.pipe.step(batch)
@@ -78,7 +77,7 @@ def test_metrics_and_weights_of_fewer_samples():
     ],
 )
 def test_batch_that_cannot_be_cut_is_refused_in_one_line(batch, said):
-    pair = Pair(ThreadTeam(2), GPT, 8, 4)
+    pair = Trained(ThreadTeam(2), GPT, 8, 4)
     with pytest.raises(RequestError, match=said) as refusal:
         pair.pipe.step(batch())
     assert "\n" not in str(refusal.value)
@@ -93,7 +92,7 @@ def test_leaves_are_cut_along_the_dimensions_of_the_example():
     def batch(rows, dtype=F64):
         return {**vectors(rows), "scale": torch.linspace(1, 2, 4, dtype=F64)[None]}
 
-    pair = Pair(ThreadTeam(2), Case(shortcuts, step, batch), 8, 2)
+    pair = Trained(ThreadTeam(2), Case(shortcuts, step, batch), 8, 2)
     whole = pair.pipe.step(batch(8)), pair.pipe.step(batch(4))
     wanted = [step(pair.alone, batch(8))]
     assert abs(whole[0] - wanted[0]) < NEAR
@@ -107,14 +106,14 @@ def test_leaves_are_cut_along_the_dimensions_of_the_example():
 @pytest.mark.parametrize(("name", "devices"), [(GPT, 2), (WEIGHTED, 3)])
 @pytest.mark.slow
 def test_sequences_of_many_lengths(name, devices):
-    pair = Pair(ThreadTeam(devices), name, 8, 4)
+    pair = Trained(ThreadTeam(devices), name, 8, 4)
     assert pair.distance([tokens(8), tokens(8, 7), tokens(8, 1), tokens(6, 16), tokens(8)]) < NEAR
 
 
 @pytest.mark.slow
 @NEW
 def test_images_of_many_sizes():
-    pair = Pair(ThreadTeam(2), CONV, 8, 4, **PLANS["split backward"])
+    pair = Trained(ThreadTeam(2), CONV, 8, 4, **PLANS["split backward"])
     assert pair.distance([images(8), images(6, 5), images(8, 3), images(8)]) < NEAR
 
 
@@ -155,7 +154,7 @@ def square(model, batch):
 def test_stage_without_operators_for_a_shape_is_supported():
     case = Case(shortcuts, square, lambda rows, dtype: vectors(rows))
     names = len(captured(case, F64, 4, 2).members)
-    pair = Pair(ThreadTeam(names), case, 4, 2)  # an operator a stage
+    pair = Trained(ThreadTeam(names), case, 4, 2)  # an operator a stage
     assert pair.distance([vectors(4), vectors(2), vectors(3), vectors(1, 2), vectors(4)]) < NEAR
     _, trace = pair.pipe.trace_step(vectors(2))
     assert len({event.action.stage for event in trace.events if event.action.kind is Kind.F}) == names
@@ -200,7 +199,7 @@ def test_models_of_the_zoo(name):
         return entry.make().to(dtype).train()
 
     case = Case(model, entry.step, lambda rows, dtype: batch(rows))
-    pair = Pair(ThreadTeam(2), case, 4, 2)
+    pair = Trained(ThreadTeam(2), case, 4, 2)
     assert pair.distance([batch(*shape) for shape in [(4,), *shapes, (4,)]]) < NEAR
 
 
@@ -219,7 +218,7 @@ FIXED = Case(small, fixed_length_step, lambda rows, dtype: tokens(rows))
 def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed(monkeypatch):
     monkeypatch.setattr("panpipe.runtimes.batch.shapes.NOTICED_S", 0.0)
     monkeypatch.setattr("panpipe.runtimes.batch.shapes._KEPT", 2)
-    pair = Pair(ThreadTeam(2), FIXED, 4, 2, own_programs=True)
+    pair = Trained(ThreadTeam(2), FIXED, 4, 2, programs={"known": {}})
     pipe = pair.pipe
     pair.distance([tokens(4)])
     gone = [weakref.ref(programs.forward) for programs in pipe._session.programs.values()]
@@ -254,7 +253,7 @@ def test_a_value_of_the_batch_that_is_no_tensor_is_named_once(values, said):
         return loss * batch["w"] if isinstance(batch["w"], float) else loss * len(batch["w"])
 
     case = Case(small, step, lambda rows, dtype: {**tokens(rows), "w": values[0]})
-    pair = Pair(ThreadTeam(2), case, 4, 2)
+    pair = Trained(ThreadTeam(2), case, 4, 2)
     with pytest.warns(UserWarning, match="batch") as found:
         assert pair.distance([{**tokens(4), "w": value} for value in values]) < NEAR
     (text,) = [str(one.message) for one in found]
@@ -264,7 +263,7 @@ def test_a_value_of_the_batch_that_is_no_tensor_is_named_once(values, said):
 
 @NEW
 def test_pipeline_trains_correctly_after_a_failed_step():
-    pair = Pair(ThreadTeam(2), GPT, 4, 2)
+    pair = Trained(ThreadTeam(2), GPT, 4, 2)
     with pytest.raises(RequestError, match=r"with it the step fails: .*models\.py"):
         pair.pipe.step({"x": tokens(4, 5)["x"], "y": tokens(4, 6)["y"]})
     assert pair.distance([tokens(4)]) < NEAR
@@ -278,7 +277,7 @@ def test_other_parts_of_the_result_are_refused():
         loss = GPT.step(model, batch)
         return (loss, {"long": loss.detach()}) if batch["x"].shape[1] > 6 else loss
 
-    pair = Pair(ThreadTeam(2), Case(GPT.model, step, lambda rows, dtype: tokens(rows)), 4, 2)
+    pair = Trained(ThreadTeam(2), Case(GPT.model, step, lambda rows, dtype: tokens(rows)), 4, 2)
     pair.pipe.step(tokens(4))
     with pytest.raises(RequestError, match=r"returns a loss for microbatches of 2×6.* and a loss, 'long' for the"):
         pair.pipe.step(tokens(4, 6))
@@ -310,7 +309,7 @@ def test_loss_of_uneven_microbatches_has_the_bits_of_the_reference(step):
     def model(dtype):
         return GPT.model(dtype).eval()
 
-    pair = Pair(ThreadTeam(2), Case(model, step, lambda rows, dtype: tokens(rows)), 8, 4)
+    pair = Trained(ThreadTeam(2), Case(model, step, lambda rows, dtype: tokens(rows)), 8, 4)
     for index, rows in enumerate((8, 7, 3)):
         batch = tokens(rows)
         found = pair.pipe.step(batch)

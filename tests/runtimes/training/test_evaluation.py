@@ -19,10 +19,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...support.cuts import captured, even_plan
-from ...support.models import CASES, PYTHON, TinyGPT, gpt_step, weighted_step
+from ...support.models import CASES, PYTHON, TinyGPT, gpt_step, tokens, weighted_step
 from ...support.plans import UNIT
 from ...support.programs.evaluation import joined_alone, loss_alone, state
-from ...support.programs.shapes import tokens
 from ...support.training import SGD, case_of, pipeline_of, unequal
 
 F32 = torch.float32

@@ -1,15 +1,23 @@
-"""Failures as data, in one process and over ranks."""
+"""Failures as data, over ranks, when they end a process; and what a signal prints."""
 
+import gc
 import importlib
+import os
 import pkgutil
+import signal
+import sys
 
 import panpipe
 import pytest
-from panpipe.core.errors import PanpipeError
+from panpipe.core.errors import PanpipeError, RequestError, WorkerError
+from panpipe.runtimes.watch import process
 from panpipe.runtimes.watch.failure import FAMILIES, LIMIT, LINE_LIMIT, shortened, stopped
+from panpipe.runtimes.watch.process import SIGNAL, WhereOnSignal, print_uncaught_in_a_line
 
 from ...support.failures import FAILURES, described
 from ...support.launch import alone, results
+
+# Failures as data, in one process and over ranks.
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +83,95 @@ def test_failure_of_one_rank_is_raised_on_the_other_with_its_status(seen, way, n
 )  # fmt: skip
 def test_every_rank_ends_with_the_status_of_the_failure(tmp_path, name, status):
     assert [one.returncode for one in alone("ending", tmp_path, FAILURE=name)] == [status, status]
+
+
+# Exceptions that end a process, and how they are printed.
+
+
+def test_uncaught_worker_error_is_printed_in_one_line_and_others_as_before(capsys, monkeypatch):
+    monkeypatch.setattr(process, "_printed", [])
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *failure: seen.append(failure[1]))
+    print_uncaught_in_a_line(3)
+    print_uncaught_in_a_line(3)
+    mine, other = WorkerError("rank 2 stopped answering"), ValueError("own")
+    for failure in (mine, other):
+        sys.excepthook(type(failure), failure, None)
+    assert capsys.readouterr().err == "panpipe: rank 2 stopped answering; rank 3 stops too\n"
+    assert seen == [other]
+
+
+def failure_in_a_user_file(tmp_path):
+    """An error that panpipe raises where a script calls it, with its traceback."""
+    script = tmp_path / "train.py"
+    script.write_text("from panpipe.core.plan.plan import read_plan\n\nread_plan('none.json')\n")
+    try:
+        exec(compile(script.read_text(), str(script), "exec"), {})
+    except RequestError as error:
+        return script, error, error.__traceback__.tb_next  # without the frame of this test
+    raise AssertionError("none.json was read")
+
+
+def test_request_error_is_one_line_with_the_line_that_called_panpipe(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(process, "_printed", [])
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *failure: seen.append(failure[1]))
+    print_uncaught_in_a_line(1)
+    script, error, trace = failure_in_a_user_file(tmp_path)
+    sys.excepthook(type(error), error, trace)
+    assert capsys.readouterr().err == f"panpipe: rank 1: {script}:3: {error}\n"
+    assert seen == []
+    monkeypatch.setenv("PANPIPE_TRACEBACK", "1")
+    sys.excepthook(type(error), error, trace)
+    assert seen == [error]
+
+
+# What a signal prints: where every pipeline that is alive is; handlers of the user are kept.
+
+
+class Pipeline:
+    def __init__(self, text):
+        self.text = text
+
+    def where(self):
+        return self.text
+
+
+@pytest.fixture
+def where(monkeypatch):
+    """An object of its own, with the process's handler and wakeup descriptor put back afterwards."""
+    monkeypatch.setattr(process, "_AGAIN_S", 0.0)
+    handler, descriptor = signal.getsignal(SIGNAL), signal.set_wakeup_fd(-1)
+    signal.signal(SIGNAL, signal.SIG_DFL)
+    found = WhereOnSignal()
+    yield found
+    mine = signal.set_wakeup_fd(descriptor)
+    signal.signal(SIGNAL, handler)
+    if found._received is not None:
+        os.close(found._received)
+        os.close(mine)
+
+
+def test_every_live_pipeline_is_printed(where, capfd):
+    first, second = Pipeline("rank 0 is in step 1"), Pipeline("rank 1 is in step 2")
+    where.add(first)
+    where.add(second)
+    where.print()
+    lines = capfd.readouterr().err.splitlines()
+    assert {line.partition("rank")[2] for line in lines} == {" 0 is in step 1", " 1 is in step 2"}
+    assert all(line.startswith("panpipe: 20") for line in lines)
+    where.remove(first)
+    del second
+    gc.collect()
+    where.print()
+    assert capfd.readouterr().err.endswith("no pipeline is open here\n")
+
+
+def test_handler_of_the_user_is_left_as_it_is(where):
+    def own(number, frame):
+        pass
+
+    signal.signal(SIGNAL, own)
+    where.install()
+    assert signal.getsignal(SIGNAL) is own
+    assert where._received is None

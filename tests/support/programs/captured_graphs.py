@@ -8,8 +8,7 @@ from panpipe.runtimes.programs.graphs import graph_pool
 
 from ..backends.fake_graphs import FakeGraphPool
 from ..models import Case
-from ..parity import OPTIMIZER, PLANS
-from ..ranks.replicas import batches
+from ..parity import OPTIMIZER, PLANS, batches
 from ..ranks.teams import pipeline_on
 
 SHARED = ("none", "optimizer")

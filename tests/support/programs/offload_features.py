@@ -17,14 +17,13 @@ from panpipe.runtimes.programs.stage_compiler import StageCompiler
 from panpipe.runtimes.update.training import Training
 
 from ..cuts import captured_once, even_plan, programs_of
-from ..models import CASES, PYTHON, Case
+from ..models import CASES, PYTHON, Case, tokens
 from ..offloading import all_away
 from ..parity import OPTIMIZER, PLANS
 from ..ranks.scaling_ranks import LOWER
 from ..ranks.teams import pipeline_on
 from ..registry import Registry
 from .scaling import LAYERS, TAPPED, Scaler, tapped_batch
-from .shapes import tokens
 
 F32 = torch.float32
 ROWS, MICROBATCHES = 12, 4

@@ -19,7 +19,6 @@ from pathlib import Path
 from unittest import mock
 from zlib import crc32
 
-import attrs
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -49,19 +48,17 @@ from tests.support.backends.fake_nccl import OVER_GLOO
 from tests.support.backends.forced_offload import force_offload
 from tests.support.cuts import captured_once, even_plan, irregular_plan
 from tests.support.failures import FAILURES, described, throw
-from tests.support.models import CASES, PYTHON
+from tests.support.models import CASES, PYTHON, tokens
 from tests.support.offloading import all_away
-from tests.support.parity import OPTIMIZER, PLANS, SOME, build, distance
+from tests.support.parity import OPTIMIZER, PLANS, SOME, Trained, batches, build, distance
 from tests.support.programs import captured_graphs
 from tests.support.programs.offload_features import FEATURES, compared
 from tests.support.programs.optimizing import on_mesh
-from tests.support.programs.shapes import Pair, tokens
 from tests.support.programs.unused_parts import parts_over_ranks
 from tests.support.ranks import demo, endless_waits, hangs, sharding, tensor_parallel
 from tests.support.ranks.forks import serve
 from tests.support.ranks.operator_ranks import POISONED, ROOT, monitored_steps, skipped_together
 from tests.support.ranks.replanning import CHANGES, moved_and_not, moved_while_sharing
-from tests.support.ranks.replicas import Trained, batches
 from tests.support.ranks.scaling_ranks import LOWER, TAPPED, in_bfloat16, refusal, scaled, step_apart
 from tests.support.ranks.teams import pipeline_on, prepare
 
@@ -98,39 +95,12 @@ def capture(arguments, environment):
 
 FIRST, *OTHERS = CASES
 OF_TWO = [(FIRST, "split backward"), (FIRST, "recompute in a v"), *zip(OTHERS, SOME, strict=True)]
-OF_THREE = [(FIRST, "interleaved"), (FIRST, "recompute in a v"), *zip(OTHERS, SOME, strict=True)]
-EVERY = [(name, plan) for name in CASES for plan in PLANS]
 
 
-def captures_all(pairs):
-    """Marks a job that trains these cases by these plans for `_parity`."""
-    return captures(*((CASES[name], torch.float64, 10, 4, PLANS[plan]) for name, plan in pairs))
-
-
-@captures_all(OF_TWO)
+@captures(*((CASES[name], torch.float64, 10, 4, PLANS[plan]) for name, plan in OF_TWO))
 def parity(team):
-    """The first case under two plans that differ most, and every other under one, in float64."""
-    return _parity(team, OF_TWO)
-
-
-@captures_all(OF_THREE)
-def parity_of_three(team):
-    """The first case under the plans with the most messages and the most kinds of actions, every other under one."""
-    return _parity(team, OF_THREE)
-
-
-@captures_all(EVERY)
-def parity_of_all(team):
-    """Every case under all plans."""
-    return _parity(team, EVERY)
-
-
-def _parity(team, pairs):
-    """(case, plan) → the distances from one process."""
-    return {
-        f"{name}, {plan}": attrs.asdict(distance(team, name, torch.float64, 10, 4, **PLANS[plan]))
-        for name, plan in pairs
-    }
+    """The first case under two plans that differ most, and every other under one: the distances from one process."""
+    return {f"{name}, {plan}": distance(team, name, torch.float64, 10, 4, **PLANS[plan]) for name, plan in OF_TWO}
 
 
 @captures((GPT, torch.float32, 8, 4))
@@ -197,7 +167,7 @@ def over_nccl(team):
 
     faulthandler.dump_traceback_later(110, exit=True)
     team = RankTeam(OVER_GLOO)
-    found = attrs.asdict(distance(team, "tied gpt with dropout", torch.float64, 10, 4, **PLANS["interleaved"]))
+    found = distance(team, "tied gpt with dropout", torch.float64, 10, 4, **PLANS["interleaved"])
     communicators = team.backend(team.local[0]).communicators
     return {"distance": found, "communicators": communicators, "shuffled": _shuffled_on_streams(team)}
 
@@ -269,7 +239,7 @@ def shapes(team):
     """Batches of few samples and of several lengths, of which programs for two shapes are kept; then rank 1 cannot
     compile for one, and both go on."""
     panpipe.runtimes.batch.shapes._KEPT = 2
-    pair = Pair(team, "tied gpt with dropout", 8, 4)
+    pair = Trained(team, "tied gpt with dropout", 8, 4)
     batches = [tokens(8), tokens(3), tokens(8, 7), tokens(8, 1), tokens(8)]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -296,7 +266,7 @@ def shapes(team):
 @captures((PYTHON, torch.float64, 6, 3))
 def python(team):
     """A module and the end of a step that need values, over batches of several sizes, the last of two samples."""
-    pair = Pair(team, PYTHON, 6, 3)
+    pair = Trained(team, PYTHON, 6, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [pair.distance([PYTHON.batch(rows, torch.float64)]) for rows in (6, 5, 2, 6)]
@@ -449,7 +419,7 @@ def lengths(team):
     return {"place": [team.replica, *team.local], "cases": {"lengths": case}}
 
 
-def _shared(team, level):
+def _shared(level, team):
     """Replicas that share at a level: cases and optimizers."""
     place = [team.replica, *team.local]
     cases = sharding.every_case(team, level, {**CASES, "what stays python": PYTHON})
@@ -457,35 +427,22 @@ def _shared(team, level):
     return {"place": place, "cases": cases, "optimizers": optimizers}
 
 
-@captures(*((case, torch.float64, 4, 2) for case in CASES.values()))
-def sharded(team):
-    return _shared(team, "optimizer")
+def _scaled(level, team):
+    """Losses that are scaled, where replicas share at a level."""
+    return {"place": [team.replica, *team.local], "cases": scaled(team, level)}
 
 
-@captures(*((case, torch.float64, 4, 2) for case in CASES.values()))
-def scattered(team):
-    return _shared(team, "gradients")
-
-
-@captures(*((case, torch.float64, 4, 2) for case in CASES.values()))
-def parted(team):
-    return _shared(team, "parameters")
+IN_FLOAT64 = captures(*((case, torch.float64, 4, 2) for case in CASES.values()))
+sharded, scattered, parted = (IN_FLOAT64(partial(_shared, level)) for level in LEVELS[1:])
+sharded_scaling, scattered_scaling, parted_scaling = (
+    captures((TAPPED, torch.float32, 8, 4))(partial(_scaled, level)) for level in LEVELS[1:]
+)
 
 
 @captures((GPT, torch.float64, 8, 4))
 def scattered_schedules(team):
     cleared = {level: sharding.cleared(team, level) for level in LEVELS[1:]}
     return {"schedules": sharding.scheduled(team, sharding.SOME), "cleared": cleared}
-
-
-@captures((GPT, torch.float64, 8, 4))
-def every_scattered_schedule(team):
-    return sharding.scheduled(team, sharding.SPLIT)
-
-
-@captures((GPT, torch.float64, 4, 2))
-def every_resumed_level(team):
-    return sharding.resumed(team, Path(sys.argv[2]), every=True)["far"]
 
 
 @captures(
@@ -499,24 +456,6 @@ def sharded_states(team):
     evaluations = sharding.evaluations_by_stages(team)
     found = {"partly": partly, "frozen": frozen, "unfrozen": unfrozen, "evaluations": evaluations}
     return {**sharding.resumed(team, Path(sys.argv[2])), **found}
-
-
-@captures((TAPPED, torch.float32, 8, 4))
-def sharded_scaling(team):
-    """Losses that are scaled, where replicas share their optimizers."""
-    return {"place": [team.replica, *team.local], "cases": scaled(team, "optimizer")}
-
-
-@captures((TAPPED, torch.float32, 8, 4))
-def scattered_scaling(team):
-    """Losses that are scaled, where replicas share gradients."""
-    return {"place": [team.replica, *team.local], "cases": scaled(team, "gradients")}
-
-
-@captures((TAPPED, torch.float32, 8, 4))
-def parted_scaling(team):
-    """Losses that are scaled, where replicas share parameters."""
-    return {"place": [team.replica, *team.local], "cases": scaled(team, "parameters")}
 
 
 def nodes(team):
@@ -633,8 +572,7 @@ def outlives_the_first(team):
 @captures((GPT, torch.float64, 8, 4))
 def plugged(team):
     """A case over whatever backend the team has."""
-    found = distance(team, "tied gpt with dropout", torch.float64, 8, 4)
-    return {"backend": team.kind.name, **attrs.asdict(found)}
+    return {"backend": team.kind.name, **distance(team, "tied gpt with dropout", torch.float64, 8, 4)}
 
 
 @captures((TAPPED, torch.float32, 8, 4))
@@ -1062,48 +1000,23 @@ def full_disk(team):
     pipe.step(GPT.batch(12, torch.float32))
 
 
-def tensor_ranks(team):
-    return tensor_parallel.small()
-
-
-def used_tensor_ranks(team):
-    return tensor_parallel.used()
-
-
-def saved_tensor_ranks(team):
-    return tensor_parallel.saved()
-
-
-def layouts_of_tensor_ranks(team):
-    return tensor_parallel.with_layouts()
-
-
-def replicas_of_tensor_ranks(team):
-    return {mesh: tensor_parallel.with_replicas(mesh) for mesh in ("pp=2,dp=2,tp=2", "dp=2,pp=2,tp=2")}
-
-
-def sharing_replicas_of_tensor_ranks(team):
-    return tensor_parallel.with_replicas("dp=2,pp=2,tp=2", shared=True)
-
-
-def dropout_over_tensor_ranks(team):
-    return tensor_parallel.with_dropout()
-
-
-def guarded_tensor_ranks(team):
-    return tensor_parallel.guarded()
-
-
-def observed_tensor_ranks(team):
-    return tensor_parallel.observed()
-
-
-def more_tensor_ranks(team):
-    return tensor_parallel.large()
-
-
-def unused_parts(team):
-    return parts_over_ranks(team)
+TENSOR_RANKS = {
+    "tensor_ranks": tensor_parallel.small,
+    "used_tensor_ranks": tensor_parallel.used,
+    "saved_tensor_ranks": tensor_parallel.saved,
+    "layouts_of_tensor_ranks": tensor_parallel.with_layouts,
+    "replicas_of_tensor_ranks": lambda: {
+        mesh: tensor_parallel.with_replicas(mesh) for mesh in ("pp=2,dp=2,tp=2", "dp=2,pp=2,tp=2")
+    },
+    "sharing_replicas_of_tensor_ranks": partial(tensor_parallel.with_replicas, "dp=2,pp=2,tp=2", shared=True),
+    "dropout_over_tensor_ranks": tensor_parallel.with_dropout,
+    "guarded_tensor_ranks": tensor_parallel.guarded,
+    "observed_tensor_ranks": tensor_parallel.observed,
+    "more_tensor_ranks": tensor_parallel.large,
+}
+"""Jobs of models over tensor ranks, which make pipelines of their own."""
+globals().update({name: lambda team, work=work: work() for name, work in TENSOR_RANKS.items()})
+unused_parts = parts_over_ranks
 
 
 def main() -> None:

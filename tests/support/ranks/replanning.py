@@ -30,9 +30,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..cuts import captured_once, dims_once, even_plan
 from ..models import CASES, Case
+from ..parity import batches
 from ..programs.optimizing import two_groups, warm_up
 from ..sharing import shared
-from .replicas import batches
 from .teams import SEED, pipeline_on
 
 DTYPE, F64 = torch.float32, torch.float64

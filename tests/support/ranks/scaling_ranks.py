@@ -12,9 +12,9 @@ from panpipe.runtimes.update.training import Training
 from torch import nn
 
 from ..models import CASES, Case
+from ..parity import batches
 from ..programs.scaling import LAYERS, TAPPED, Alone, Scaler, tapped_batch
 from ..training import SGD, gradients, on_team, parameters, under_autocast
-from .replicas import batches
 
 OPTIONS = {"init_scale": 2.0**10, "growth_interval": 2}
 LOWER = {name: under_autocast(CASES[name], torch.bfloat16) for name in ("batchnorm with a skip", "token-weighted")}

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,15 @@ from panpipe.runtimes.update.training import Training
 
 from ..cuts import captured_once, even_plan
 from ..models import CASES, Case
-from ..parity import OPTIMIZER, PLANS
+from ..parity import OPTIMIZER, PLANS, Trained, batches
 from ..programs.optimizing import two_groups, warm_up
 from ..sharing import runs_of_all, shared
 from ..training import case_of
-from .replicas import Trained, batches
 from .scaling_ranks import refusal
 from .teams import SEED, pipeline_on
 
 F64 = torch.float64
 NAME = "tied gpt with dropout"
-SPLIT = ("split backward", "interleaved", "zb-v", "recompute in a v", "early gradients")
 SOME = ("interleaved", "recompute in a v")
 OPTIMIZERS: dict[str, Any] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
@@ -179,7 +176,7 @@ def every_optimizer(team: Team, shard: str) -> dict[str, float]:
     return found
 
 
-def resumed(team: Team, folder: Path, every: bool = False) -> dict[str, Any]:
+def resumed(team: Team, folder: Path) -> dict[str, Any]:
     """Checkpoints of all levels, resumed in each level or in one other, and what pipelines have after one more step."""
     case = CASES[NAME]
     parts = batches(case, team.replicas, [4] * team.replicas)
@@ -204,7 +201,7 @@ def resumed(team: Team, folder: Path, every: bool = False) -> dict[str, Any]:
     for shard in LEVELS[1:]:
         far[f"state of {shard}"] = _state_distance(states["none"], states[shard])
         far[f"trained with {shard}"] = _distance(pipes[shard], wanted._session.model)
-    for source, target in product(LEVELS, LEVELS) if every else zip(LEVELS, reversed(LEVELS), strict=True):
+    for source, target in zip(LEVELS, reversed(LEVELS), strict=True):
         pipe = new(target)
         pipe.resume(folder / source)
         run(pipe, 1)

@@ -1,18 +1,15 @@
 """Where the samples of a batch are: in dimension 0, checked by tracing with another number of them, or given."""
 
-import dataclasses
 import re
-from collections import UserDict, namedtuple
 from typing import Any
 
 import pytest
 import torch
-from panpipe.core.capture.batch.find_batch_dims import find_batch_dims, find_samples
+from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.capture.values.containers import flatten_batch
 from panpipe.core.errors import RequestError
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import default_collate
 
 N, S, D = 8, 6, 8
 LABELS = torch.zeros(N, dtype=torch.long)
@@ -57,54 +54,14 @@ def look_up(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(model(batch["table"][batch["ids"]]), batch["y"])
 
 
-def mix_up(model: nn.Module, batch: Any) -> torch.Tensor:
-    x = batch["x"]
-    return F.cross_entropy(model(0.5 * x + 0.5 * x[torch.randperm(len(x))]), batch["y"])
-
-
-def stop_at_nan(model: nn.Module, batch: Any) -> torch.Tensor:
-    loss = classify(model, batch)
-    if torch.isnan(loss).any():
-        raise ValueError("the loss is not a number")
-    return loss
-
-
-def show(model: nn.Module, batch: Any) -> torch.Tensor:
-    loss = classify(model, batch)
-    print(f"loss {loss:.3f} of {loss.item():>8.2f}", loss, loss.tolist(), batch["x"][:1, :1].tolist())
-    return loss
-
-
-def check_targets(model: nn.Module, batch: Any) -> torch.Tensor:
-    if batch["y"].max() >= D or (batch["y"] < 0).any():
-        raise ValueError("a target is no class")
-    if not batch["x"].isfinite().all():
-        raise ValueError("an input is not finite")
-    return classify(model, batch)
-
-
 def select(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch["x"])[batch["m"]], batch["y"][batch["m"]])
-
-
-def collate(model: nn.Module, batch: Any) -> torch.Tensor:
-    x, y = default_collate(batch)
-    return F.cross_entropy(model(x), y)
-
-
-def pad(model: nn.Module, batch: Any) -> torch.Tensor:
-    x = nn.utils.rnn.pad_sequence([sample["x"] for sample in batch], batch_first=True)
-    return F.cross_entropy(model(x).mean(1), torch.stack([sample["y"] for sample in batch]))
 
 
 def convolve_by_sample(model: nn.Module, batch: Any) -> torch.Tensor:
     x = batch["x"]
     filters = model(x.new_ones(len(x), D)).view(-1, 1, 3, 3).repeat_interleave(3, 0)
     return F.conv2d(x.flatten(0, 1)[None], filters, groups=3 * len(x)).mean()
-
-
-def sub_halves(values: torch.Tensor) -> torch.Tensor:
-    return values[: len(values) // 2] - values[len(values) // 2 :]
 
 
 def square() -> torch.Tensor:
@@ -115,21 +72,9 @@ def tokens(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.long)
 
 
-def class_centers(model: nn.Module, batch: Any) -> torch.Tensor:
-    found = model(batch["x"])
-    sums = torch.zeros(D, D).index_add(0, batch["y"], found)
-    counts = torch.zeros(D).scatter_add(0, batch["y"], torch.ones_like(batch["y"], dtype=found.dtype))
-    return F.mse_loss(found, (sums / counts.clamp(min=1)[:, None])[batch["y"]])
-
-
 RECT = {"x": torch.randn(N, D), "y": LABELS}
 
 FOUND = {
-    "all rows": (nn.Linear(D, D), classify, RECT),
-    "sequence as long as the batch": (Encoder(True), label_tokens, {"x": square(), "y": tokens(N, N)}),
-    "branch on a value": (nn.Linear(D, D), stop_at_nan, RECT),
-    "values in a text": (nn.Linear(D, D), show, {"x": torch.randn(S, D), "y": tokens(S)}),
-    "checks of values": (nn.Linear(D, D), check_targets, {"x": torch.randn(S, D), "y": tokens(S)}),
     "selection of unknown size": (
         nn.Linear(D, D), select, {"x": square(), "y": tokens(N, N), "m": torch.ones(N, N, dtype=torch.bool)},
     ),
@@ -171,56 +116,6 @@ def test_values_and_single_rows_are_shared(case: str) -> None:
     batch, shared = SHARED[case]
     found = find_batch_dims(nn.Linear(D, D), classify, batch).by_name
     assert found == {f"batch['{key}']": None if key in shared else 0 for key in batch}
-
-
-RELATED = {
-    "mixed samples": (mix_up, RECT, "index"),
-    "sums over the samples of each class": (class_centers, RECT, "index_add"),
-    "normalized over the batch": (
-        lambda model, batch: (model(batch["x"]).mean(1) * (batch["a"] - batch["a"].mean())).mean(),
-        {"x": torch.randn(N, D), "a": torch.randn(N)}, "sub",
-    ),
-    "halves": (lambda model, batch: torch.relu(sub_halves(model(batch["x"]))).mean(), RECT, "slice"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", RELATED)
-def test_operators_that_relate_samples_are_found(case: str) -> None:
-    step, batch, operator = RELATED[case]
-    dims, trace = find_samples(nn.Linear(D, D), step, batch)
-    assert set(dims.by_name.values()) == {0}
-    assert operator in {finding.operator for finding in trace.findings}
-
-
-LISTS = {
-    "dicts": (
-        nn.Linear(D, D), pad, [{"x": torch.randn(S, D), "y": torch.tensor(1)} for _ in range(N)], {"batch"},
-    ),
-    "ragged": (
-        nn.Linear(D, D), pad, [{"x": torch.randn(2 + i, D), "y": torch.tensor(1)} for i in range(N)], {"batch"},
-    ),
-    "pairs": (nn.Linear(D, D), collate, [(torch.randn(D), 1) for _ in range(N)], {"batch"}),
-    "nested": (
-        nn.Linear(D, D), lambda model, batch: collate(model, batch["samples"]),
-        {"samples": [(torch.randn(D), 1) for _ in range(N)]}, {"batch['samples']"},
-    ),
-    "what a loader gives": (
-        nn.Linear(D, D), lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        [torch.randn(N, D), LABELS], set(),
-    ),
-    "two tensors alike": (
-        nn.Linear(D, D), lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
-        [torch.randn(N, D), torch.randn(N, D)], set(),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", LISTS)
-def test_lists_of_samples_are_found(case: str) -> None:
-    model, step, batch, wanted = LISTS[case]
-    found = find_batch_dims(model, step, batch)
-    assert found.lists == wanted
-    assert all(dim == 0 for dim in found.by_name.values())
 
 
 def test_a_tensor_in_the_place_of_a_list_is_cut_by_rows() -> None:
@@ -350,37 +245,6 @@ def test_step_that_asserts_its_number_of_samples_is_refused_without_advice_for_d
     )
     with pytest.raises(RequestError, match=said):
         find_batch_dims(nn.Linear(D, D), assert_rows, RECT, microbatches=3)
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    x: Any
-    y: Any = None
-
-
-Pair = namedtuple("Pair", "x y")
-
-
-class Own(dict):
-    """A dict of the user's, with an attribute."""
-
-    note = "kept"
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        Frozen(1.0, {"z": 2}), Pair(1.0, [2]), UserDict(x=1.0, y=(2, 3)), Own(x=1.0, y=Frozen(2, UserDict(a=1))),
-        [Frozen(1, 2), Frozen(3, 4)], {"a": Frozen(Frozen(1), [UserDict(b=2)])}, {}, None,
-    ],
-)  # fmt: skip
-def test_flattened_batch_is_restored_with_its_containers(batch: Any) -> None:
-    leaves, nesting = flatten_batch(batch)
-    again = nesting.batch(leaves)
-    assert type(again) is type(batch)
-    assert again == batch
-    assert flatten_batch(again)[1] == nesting
-    assert hash(flatten_batch(again)[1]) == hash(nesting)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Steps that print, log and return numbers of tensors: text is shown once at capture, metrics have their values."""
+"""Steps that print, log and return numbers; and values that are known while a step is captured."""
 
 import logging
 
@@ -11,6 +11,9 @@ from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import even_plan
 from torch import nn
+
+# Steps that print, log and return numbers of tensors: text is shown once at capture, metrics have their values.
+
 
 LOGGER = logging.getLogger("a training script")
 
@@ -84,3 +87,39 @@ def test_a_capture_with_symbolic_sizes_prints_nothing_again(capsys):
     with pytest.warns(UserWarning, match="the step prints"):
         capture_step(model, step, torch.ones(3, 4))
     assert capsys.readouterr().out == "torch.Size([3, 4])\n"
+
+
+# Values that follow from numbers and sizes alone are known while a step is captured.
+
+
+MASK = nn.Transformer.generate_square_subsequent_mask(6)
+MASKS = {
+    "made in the step": lambda module, x: nn.Transformer.generate_square_subsequent_mask(x.shape[1]),
+    "a buffer": lambda module, x: module.mask[: x.shape[1], : x.shape[1]],
+    "a global": lambda module, x: MASK,
+}
+
+
+class Encoder(nn.Module):
+    """Reads whether its mask is a causal one."""
+
+    def __init__(self, mask="made in the step") -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        self.mask_of = MASKS[mask]
+        self.register_buffer("mask", MASK)
+
+    def forward(self, x):
+        return self.encoder(x, mask=self.mask_of(self, x))
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+@pytest.mark.parametrize("symbolic", [None, {0: (1,)}])
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_transformer_with_a_mask_is_many_operators(mask, symbolic):
+    captured = capture_step(Encoder(mask), loss_of, torch.zeros(2, 6, 8), symbolic=symbolic)
+    assert captured.regions == {}
+    assert sum("linear" in node.name for node in captured.graph.nodes) >= 8

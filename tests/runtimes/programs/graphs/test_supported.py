@@ -1,5 +1,6 @@
 """What captured graphs support, and which stages are left out."""
 
+import threading
 import time
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from attrs import evolve
 from panpipe.backends import memcpy
 from panpipe.core.errors import RequestError
+from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.programs.graphs.supported import check_plan
@@ -14,7 +16,7 @@ from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn
 
 from ....support.backends.fake_graphs import install
-from ....support.models import PYTHON, Case
+from ....support.models import CASES, PYTHON, Case
 from ....support.parity import OPTIMIZER
 from ....support.ranks.teams import pipeline_on
 
@@ -89,3 +91,27 @@ def test_no_device_runs_before_all_devices_have_captured(monkeypatch):
     pipe.step(CASE.batch(6, torch.float32))
     pipe.close()
     assert events[events.index("captured") + 1 :] == [0, 0, 0]
+
+
+def test_devices_that_share_a_gpu_capture_and_warm_up_one_after_another(monkeypatch):
+    inside, most = set(), []
+
+    def alone(method):
+        def run(*given):
+            inside.add(threading.get_ident())
+            most.append(len(inside))
+            time.sleep(0.05)
+            try:
+                return method(*given)
+            finally:
+                inside.discard(threading.get_ident())
+
+        return run
+
+    monkeypatch.setattr(StepGraphs, "_capture", alone(StepGraphs._capture))
+    monkeypatch.setattr(Executor, "_warm_up", alone(Executor._warm_up))
+    install(monkeypatch)
+    case = CASES["tied gpt with dropout"]
+    with pipeline_on(ThreadTeam(2, memcpy.KIND), case, 8, 4, OPTIMIZER, graphs=True) as pipe:
+        pipe.step(case.batch(8, torch.float32))
+    assert most == [1] * 4
