@@ -154,8 +154,8 @@ def measured(size: Size, run: Callable[[], torch.Tensor], compared: Found | None
         "losses": [loss.item() for loss in losses],
     }  # fmt: skip
     if compared is not None and "losses" in compared:
-        pairs = zip(found["losses"], compared["losses"], strict=True)
-        found["losses_apart"] = max(abs(one / other - 1) for one, other in pairs)
+        one, other = (torch.tensor(each["losses"], dtype=torch.float64) for each in (found, compared))
+        found["losses_apart"] = (one / other - 1).abs().max().item()  # NaN if a loss is
         found["slower"] = median / compared["median_s"] - 1
     return found
 

@@ -10,7 +10,7 @@ import pytest
 
 from ..support.failures import FAILURES
 from ..support.launch import alone, left_over, results, results_of, results_under_torchrun, torchrun
-from ..support.parity import assert_equal
+from ..support.parity import assert_equal, largest
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_ranks_update_as_one_process_does_in_bf16_clipped_and_over_two_batches(t
         assert [mine for mine, _ in found["norm"]] == [mine for mine, _ in second[case]["norm"]]
         for mine, alone_norm in found["norm"]:
             assert mine == pytest.approx(alone_norm, rel=1e-5)
-        assert max(*found["distance"], *second[case]["distance"]) < 1e-5
+        assert largest([*found["distance"], *second[case]["distance"]]) < 1e-5
     assert any("torch.bfloat16" in found["dtypes"] for found in first.values())
 
 
@@ -82,7 +82,7 @@ def test_each_rank_holds_only_its_own_stages(two):
 def test_untraced_regions_train_over_ranks_and_shapes(two):
     first, second = two["python"]
     for found in (first, second):
-        assert max(found["distance"]) < 1e-9
+        assert largest(found["distance"]) < 1e-9
         assert found["regions"] == ["3", "the end of the step"]
     assert first["metrics"] == second["metrics"]
 

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import panpipe
@@ -13,6 +13,7 @@ from panpipe.runtimes.engine.workers import Clock
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.programs.stage_compiler import StageCompiler
+from panpipe.runtimes.update.optimizers import OptimizerFactory
 from panpipe.runtimes.weights.remote_tensors import RemoteTensor
 from torch.utils import _pytree as pytree
 
@@ -75,13 +76,14 @@ class Trained:
         shard: what replicas share; then no parameter keeps a gradient.
         plan: of the pipeline, with what replicas share; an even one by default.
         programs: options of ``ProgramOptions``.
+        optimizer: of the pipeline and of the one process.
         options: of the even plan.
     """
 
     def __init__(
         self, team: Team, case: Case | str, rows: int, microbatches: int, *, dtype: torch.dtype = torch.float64,
         device: str = "cpu", stray: bool = False, shard: str = "none", plan: Plan | None = None,
-        programs: dict[str, Any] | None = None, **options: Any,
+        programs: dict[str, Any] | None = None, optimizer: OptimizerFactory = OPTIMIZER, **options: Any,
     ):  # fmt: skip
         self.team, self.microbatches, self.shard = team, microbatches, shard
         self.case = case = CASES[case] if isinstance(case, str) else case
@@ -92,10 +94,10 @@ class Trained:
                 for parameter in model.parameters():
                     parameter.add_(1)
         self.pipe = pipeline_on(
-            team, case, rows, microbatches, OPTIMIZER, dtype=dtype, device=device, model=model, plan=plan,
+            team, case, rows, microbatches, optimizer, dtype=dtype, device=device, model=model, plan=plan,
             plan_options=options, shard=shard if plan is None else "none", **(programs or {}),
         )  # fmt: skip
-        self.optimizer = OPTIMIZER(self.alone.named_parameters())
+        self.optimizer = optimizer(self.alone.named_parameters())
         self._least = 1e-12 if dtype is torch.float64 else 1e-6
 
     def step(self, rows: list[int]) -> dict[str, float]:
@@ -105,8 +107,7 @@ class Trained:
     def distance(self, given: Sequence[Any]) -> float:
         """Steps on some batches; how far losses, parameters and buffers here are apart at most, NaN if one is."""
         found = [self.step_on([batch] * self.team.replicas) for batch in given]
-        apart = [each[name] for each in found for name in ("loss", "parameter", "buffer")]
-        return float(torch.tensor([0.0, *apart]).max())
+        return largest(each[name] for each in found for name in ("loss", "parameter", "buffer"))
 
     def step_on(self, parts: list[Any]) -> dict[str, float]:
         """One step on a batch for each replica; the largest distances, gradients relative in norm."""
@@ -132,7 +133,7 @@ class Trained:
         buffers = dict(self.pipe._session.model.named_buffers())
         changed = [(buffers[n] - b).abs().max().item() for n, b in self.alone.named_buffers() if not buffers[n].is_meta]
         found = {"loss": [abs(loss - wanted)], "gradient": gradients, "parameter": apart, "buffer": [0.0, *changed]}
-        return {name: float(torch.tensor(values, dtype=torch.float64).max()) for name, values in found.items()}
+        return {name: largest(values) for name, values in found.items()}
 
     def bits(self) -> dict[str, list[float]]:
         """All parameters and gradients here, to compare replicas bit by bit."""
@@ -154,10 +155,15 @@ def distance(
     case = BY_NAME[name]
     trained = Trained(team, case, rows, microbatches, dtype=dtype, device=device, programs=programs, **options)
     found = [trained.step_on([batch_on(case, rows, dtype, device)] * team.replicas) for _ in range(STEPS)]
-    return {key: max(each[key] for each in found) for key in found[0]} | {"gradient": found[0]["gradient"]}
+    return {key: largest(each[key] for each in found) for key in found[0]} | {"gradient": found[0]["gradient"]}
 
 
 def assert_equal(found: dict[str, float], gradient: float = 1e-12) -> None:
     """Assert that distances in float64 are rounding."""
-    assert max(found["loss"], found["gradient"]) < gradient, found
-    assert max(found["parameter"], found["buffer"]) < 1e-9, found
+    assert largest((found["loss"], found["gradient"])) < gradient, found
+    assert largest((found["parameter"], found["buffer"])) < 1e-9, found
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest of some distances, 0 without any; NaN if one is, which ``max`` would pass over."""
+    return float(torch.tensor([0.0, *values], dtype=torch.float64).max())

@@ -20,7 +20,7 @@ from torch._inductor import compile_fx
 from ...laws.grouped import grouped
 from ...support.cuts import even_plan
 from ...support.models import CASES
-from ...support.parity import PLANS, assert_equal, build, distance
+from ...support.parity import PLANS, assert_equal, build, distance, largest
 from ...support.programs.evaluation import joined_alone, loss_alone
 
 # Stages whose groups of operators are compiled train as those whose are not, and hold what the partition says.
@@ -55,7 +55,7 @@ def test_compiled_groups_change_no_result(name, plan):
 def test_inductor_compiles_every_case(name, plan):
     programs = {"compiler": compiler_of("inductor")}
     found = distance(ThreadTeam(2), name, torch.float64, 8, 4, programs=programs, **PLANS[plan])
-    assert max(found["loss"], found["gradient"], found["buffer"]) < 1e-9
+    assert largest((found["loss"], found["gradient"], found["buffer"])) < 1e-9
     assert found["parameter"] < 1e-7
 
 

@@ -1,32 +1,27 @@
 """Parts of a model that the example's step does not use have a stage; later steps train them as eager PyTorch does."""
 
 import pytest
-import torch
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.launch.team import ThreadTeam
 
 from ...support.launch import results
-from ...support.programs.unused_parts import ADAM, SGD, Early, distances, fit, part_programs
+from ...support.programs.unused_parts import ADAM, SGD, Early, distance_over_tasks, part_programs, seeded
 
 
 @pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")
 @pytest.mark.parametrize("optimizer", [ADAM, SGD], ids=["AdamW", "SGD"])
 @pytest.mark.parametrize("make", part_programs.values(), ids=list(part_programs))
 def test_parts_that_the_example_does_not_use_train_later(make, optimizer):
-    assert max(distances(ThreadTeam(2), make, optimizer).values()) < 1e-12
+    assert distance_over_tasks(ThreadTeam(2), make, optimizer) < 1e-12
 
 
 @pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")
 def test_a_part_in_a_stage_that_is_too_early_is_refused_with_its_line_and_a_fix():
-    def make():
-        torch.manual_seed(0)
-        return Early().double(), fit
-
     said = (
         r"unused_parts\.py:\d+: .* '/mul', which depends on it, in stage 0 .* register a parameter that it did not use"
     )
     with pytest.raises(RequestError, match=said):
-        distances(ThreadTeam(2), make, SGD)
+        distance_over_tasks(ThreadTeam(2), seeded(Early), SGD)
 
 
 @pytest.mark.parametrize(("ranks", "mesh"), [

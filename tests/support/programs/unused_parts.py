@@ -1,100 +1,39 @@
 """Models of which each step uses some parts, chosen by a Python value: the example's step does not use the others."""
 
-import copy
 import functools
 
 import torch
-from attrs import evolve
-from panpipe.core.capture.batch.batch_dims import AUTO
-from panpipe.core.policies.sharding import with_level
-from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.session import Session
-from panpipe.runtimes.trainer import Trainer
-from panpipe.runtimes.training.agreement import compare_initial_weights
-from panpipe.runtimes.update.training import Training
-from panpipe.runtimes.weights import weights_from
+from panpipe.runtimes.launch.team import Team
 from torch import nn
 from torch.nn import functional as F
 
-from ..cuts import even_plan, irregular_plan
+from ..models import Case
+from ..parity import Trained, largest
 from ..registry import Registry
 
 WIDTH = 6
 ADAM = functools.partial(torch.optim.AdamW, lr=1e-2, eps=1e-3, weight_decay=0.1)
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01)
-
-
-def batches():
-    """Two batches of four samples for each sign of the mean; in the last two, one microbatch has the other sign."""
-    generator = torch.Generator().manual_seed(7)
-    signs = [(1, 1), (-1, -1), (-1, -1), (1, 1), (-1, 1), (1, -1)]
-    found = []
-    for first, second in signs:
-        x = torch.randn(4, WIDTH, dtype=torch.float64, generator=generator).abs()
-        x[:2] *= first
-        x[2:] *= second
-        found.append({"x": x, "y": torch.randn(4, WIDTH, dtype=torch.float64, generator=generator)})
-    return found
-
-
-def without_pipeline(model, step, data, optimizer, updates=None, pieces=2):
-    """The parameters after a loop of eager PyTorch over the same microbatches, ``pieces`` a batch."""
-    made = optimizer(model.parameters())
-    waiting = 0
-    for i, batch in enumerate(data):
-        before(model, i)
-        parts = zip(*(value.chunk(pieces) for value in batch.values()), strict=True)
-        for part in parts:
-            (step(model, dict(zip(batch, part, strict=True))) / pieces).backward()
-        waiting += 1
-        if updates is None or updates[i]:
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad /= waiting
-            made.step()
-            made.zero_grad()
-            waiting = 0
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def before(model, number):
-    """What the model does before the step of this number."""
-    if hasattr(model, "before"):
-        model.before(number)
-
-
-def distances(team, make, optimizer, updates=None, shard="none", placement=None, **plan):
-    """Name of a parameter that this process has → its distance from eager PyTorch's after training.
-
-    The plan has one stage on each device, or the stages of a placement.
-    """
-    model, step = make()
-    data = batches()
-    wanted = without_pipeline(copy.deepcopy(model), step, data, optimizer, updates, 2 * team.replicas)
-    own = [{name: value.chunk(team.replicas)[team.replica] for name, value in batch.items()} for batch in data]
-    example = Example.capture(model, step, own[0], 2, AUTO, "cpu")
-    if placement is None:
-        even = even_plan(example.operators, team.size, 2, **plan)
-    else:
-        even = irregular_plan(example.operators, placement, 2)
-    even = evolve(even, mesh=team.mesh)
-    even = even if shard == "none" else with_level(even, shard)
-    source = weights_from(None, model, 0)
-    pipe = Pipeline(Session(Trainer(example, even, team, Training(optimizer=optimizer))))  # the caller closes its team
-    pipe._session.load(source, compare_initial_weights(team, model, source))
-    if hasattr(model, "asks"):
-        model.asks = team.replica == 0
-    for i, batch in enumerate(own):
-        before(model, i)
-        pipe.step(batch, update=updates is None or updates[i])
-    found = {name: p.detach().clone() for name, p in model.named_parameters() if not p.is_meta}
-    return {name: (parameter - wanted[name]).abs().max().item() for name, parameter in found.items()}
-
-
-part_programs = Registry()
 TASKS = (0, 1, 1, 0, 1, 0)
 """The task of each batch."""
+
+part_programs = Registry()
+
+
+def points(rows, dtype, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(rows, WIDTH, dtype=dtype, generator=generator) for name in ("x", "y")}
+
+
+def distance_over_tasks(team: Team, make, optimizer, shard="none"):
+    """How far losses, gradients and parameters here are from those of one process at most, over all tasks."""
+    trained = Trained(team, Case(make, fit, points), 4, 2, shard=shard, optimizer=optimizer)
+    found = []
+    for number, task in enumerate(TASKS):
+        trained.alone.task = trained.pipe._session.model.task = task
+        given = [points(4, torch.float64, 10 * number + replica) for replica in range(team.replicas)]
+        found += trained.step_on(given).values()
+    return largest(found)
 
 
 def layer():
@@ -107,9 +46,6 @@ class Tasks(nn.Module):
     def __init__(self):
         super().__init__()
         self.task = 0
-
-    def before(self, number):
-        self.task = TASKS[number]
 
 
 class Heads(Tasks):
@@ -197,26 +133,26 @@ def fit(model, batch):
     return F.mse_loss(model(batch["x"]), batch["y"])
 
 
-def _program(kind):
-    def make():
+def seeded(kind):
+    """Makes the model in a dtype."""
+
+    def make(dtype):
         torch.manual_seed(0)
-        return kind().double(), fit
+        return kind().to(dtype)
 
     make.__name__ = kind.__name__
-    part_programs(make)
+    return make
 
 
 for kind in (Heads, HeadBeforeItsSibling, Encoders, Adapters, DeeperLater):
-    _program(kind)
+    part_programs(seeded(kind))
 
 
 def parts_over_ranks(team):
-    """The largest distances from eager PyTorch over ranks, by program, optimizer and what replicas share."""
+    """The distances from one process by program, optimizer and what replicas share."""
     shared = ["none", "optimizer"] if team.replicas > 1 else ["none"]
     return {
-        f"{name}, {kind}, {shard}": max(
-            distances(team, part_programs[name], optimizer, shard=shard).values(), default=0.0
-        )
+        f"{name}, {kind}, {shard}": distance_over_tasks(team, part_programs[name], optimizer, shard)
         for name in ("Heads", "Adapters")
         for shard in shared
         for kind, optimizer in (("AdamW", ADAM), ("SGD", SGD))

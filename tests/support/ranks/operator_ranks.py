@@ -9,6 +9,7 @@ from attrs import asdict
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.update.training import Training
 
+from ..parity import largest
 from ..programs.infinite_gradient import ROOT, root_batch
 from ..programs.poison import LAYERS, POISONED, Skipping, poisoned_batch
 from ..training import SGD, parameters, unequal
@@ -32,7 +33,7 @@ def skipped_together(team: Team) -> dict[str, Any]:
         "skipped": skipped,
         "stages": sorted(pipe._session.stage_parameters),
         "bits": {name: p.flatten().tolist() for name, p in own.items()},
-        "distance": max((p - wanted[name]).abs().max().item() for name, p in own.items()),
+        "distance": largest((p - wanted[name]).abs().max().item() for name, p in own.items()),
         "raised": _raised(team),
         "raised for the norm": _raised_for_the_norm(team),
     }

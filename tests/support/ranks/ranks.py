@@ -50,7 +50,7 @@ from tests.support.cuts import captured_once, even_plan, irregular_plan
 from tests.support.failures import FAILURES, described, throw
 from tests.support.models import CASES, PYTHON, tokens
 from tests.support.offloading import all_away
-from tests.support.parity import OPTIMIZER, PLANS, SOME, Trained, batches, build, distance
+from tests.support.parity import OPTIMIZER, PLANS, SOME, Trained, batches, build, distance, largest
 from tests.support.programs import captured_graphs
 from tests.support.programs.offload_features import FEATURES, compared
 from tests.support.programs.optimizing import on_mesh
@@ -473,7 +473,7 @@ def nodes(team):
         "gpu": gpu,
         "pipeline": team.in_replica(lambda _: int(os.environ["GROUP_RANK"])),
         "place": [team.replica, *team.local],
-        "distance": max(trained.step([4] * team.replicas).values()),
+        "distance": largest(trained.step([4] * team.replicas).values()),
     }
 
 

@@ -30,7 +30,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..cuts import captured_once, dims_once, even_plan
 from ..models import CASES, Case
-from ..parity import batches
+from ..parity import batches, largest
 from ..programs.optimizing import two_groups, warm_up
 from ..sharing import shared
 from .teams import SEED, pipeline_on
@@ -141,8 +141,8 @@ def moved_while_sharing(team: Team, case: Case, level: str) -> dict[str, float]:
             stepped.step()
             rates.step()
             kept.update_parameters(alone)
-            far = max(far, abs(loss - wanted))
-        found[name] = max(far, _furthest(pipe, average, alone, kept.module))
+            far = largest((far, abs(loss - wanted)))
+        found[name] = largest((far, _furthest(pipe, average, alone, kept.module)))
     evaluated = pipe.evaluate(parts[team.replica]).item()
     assert all(evaluated == other for other in team.everywhere(lambda _: evaluated))
     if len(team.local) == team.size:
@@ -157,8 +157,8 @@ def _furthest(pipe: Pipeline, average: WeightAverage, alone: nn.Module, averaged
     with panpipe.weights.whole_parameters(pipe):
         for name, parameter in pipe._session.model.named_parameters():
             if not parameter.is_meta:
-                far = max(far, (parameter - wanted[name]).abs().max().item())
-                far = max(far, (average.tensors[name] - averages[name]).abs().max().item())
+                far = largest((far, (parameter - wanted[name]).abs().max().item()))
+                far = largest((far, (average.tensors[name] - averages[name]).abs().max().item()))
     return far
 
 

@@ -17,7 +17,7 @@ from panpipe.runtimes.update.training import Training
 
 from ..cuts import captured_once, even_plan
 from ..models import CASES, Case
-from ..parity import OPTIMIZER, PLANS, Trained, batches
+from ..parity import OPTIMIZER, PLANS, Trained, batches, largest
 from ..programs.optimizing import two_groups, warm_up
 from ..sharing import runs_of_all, shared
 from ..training import case_of
@@ -70,7 +70,7 @@ def of_frozen_parameters(team: Team) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for level in ("none", "gradients", "parameters"):
         trained = Trained(team, FROZEN, 4, 2, stray=True, shard=level)
-        far = max(max(trained.step(rows).values()) for rows in ([4] * team.replicas, [4, 1, 3]))
+        far = largest(one for rows in ([4] * team.replicas, [4, 1, 3]) for one in trained.step(rows).values())
         found[level] = {"far": far, "held": _held_bytes(trained.pipe)[1]}
     return found
 
@@ -83,19 +83,19 @@ def of_unfrozen_parameters(team: Team, levels: Sequence[str]) -> dict[str, float
     found: dict[str, float] = {}
     for level in levels:
         trained, rows = Trained(team, FROZEN, 4, 2, stray=True, shard=level), [4] * team.replicas
-        far = [max(trained.step(rows).values())]
+        far = [largest(trained.step(rows).values())]
         for names in (["2.weight"], ["0.bias", "3.bias"]):
             for model in (trained.pipe._session.model, trained.alone):
                 for name in names:
                     model.get_parameter(name).requires_grad_(True)
             if len(names) > 1:
                 trained.pipe.evaluate(batches(FROZEN, team.replicas, rows)[team.replica])
-            far += [max(trained.step(each).values()) for each in (rows, [4, 1, 3])]
+            far += [largest(trained.step(each).values()) for each in (rows, [4, 1, 3])]
         state = copy.deepcopy(trained.pipe.state_dict())
         trained.step(rows)
         trained.pipe.load_state_dict(state)
         far.append(abs(trained.pipe.metrics.steps - 5))
-        found[level] = max(far)
+        found[level] = largest(far)
     return found
 
 
@@ -170,9 +170,9 @@ def every_optimizer(team: Team, shard: str) -> dict[str, float]:
                 parameter.grad = both[key]
             norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05).item()
             assert pipe.metrics.grad_norm is not None
-            far = max(far, abs(pipe.metrics.grad_norm - norm) / norm)
+            far = largest((far, abs(pipe.metrics.grad_norm - norm) / norm))
             stepped.step()
-        found[name] = max(far, _distance(pipe, alone))
+        found[name] = largest((far, _distance(pipe, alone)))
     return found
 
 
@@ -212,8 +212,8 @@ def resumed(team: Team, folder: Path) -> dict[str, Any]:
         twin.load_state_dict(states[shard])
         far[f"in memory with {shard}"] = _distance(run(twin, 1), wanted._session.model)
     loss = [pipe.evaluate(parts[team.replica]).item() for pipe in pipes.values()]
-    largest = max(p.nbytes for own in wanted._session.stage_parameters.values() for p in own.values())
-    return {"held": held, "largest": largest, "far": far, "evaluated": max(loss) - min(loss)}
+    most = max(p.nbytes for own in wanted._session.stage_parameters.values() for p in own.values())
+    return {"held": held, "largest": most, "far": far, "evaluated": max(loss) - min(loss)}
 
 
 def _held_bytes(pipe: Pipeline) -> list[int]:
@@ -236,7 +236,7 @@ def _state_distance(first: dict[str, Any], second: dict[str, Any]) -> float:
         other = second["optimizer"][name]
         if isinstance(value, torch.Tensor):
             assert (value.shape, value.dtype) == (other.shape, other.dtype), name
-            far = max(far, (value - other).abs().max().item())
+            far = largest((far, (value - other).abs().max().item()))
         else:
             assert value == other, name
     return far
@@ -247,12 +247,12 @@ def _distance(pipe: Pipeline, alone: torch.nn.Module) -> float:
     wanted = dict(alone.named_parameters())
     with panpipe.weights.whole_parameters(pipe):
         here = {name: p for name, p in pipe._session.model.named_parameters() if not p.is_meta}
-        return max((p - wanted[name]).abs().max().item() for name, p in here.items())
+        return largest((p - wanted[name]).abs().max().item() for name, p in here.items())
 
 
 def _average_distance(pipe: Pipeline, other: Pipeline) -> float:
     mine, theirs = (each._trainer.averages.all[0].tensors for each in (pipe, other))
-    return max((value - theirs[name]).abs().max().item() for name, value in mine.items())
+    return largest((value - theirs[name]).abs().max().item() for name, value in mine.items())
 
 
 def scheduled(team: Team, names: Sequence[str]) -> dict[str, list[float]]:
@@ -264,7 +264,7 @@ def scheduled(team: Team, names: Sequence[str]) -> dict[str, list[float]]:
             wanted = shared(evolve(plan, mesh=team.mesh), level, room=room)
             trained = Trained(team, case, 8, 4, shard=level, plan=wanted)
             rows = ([8] * team.replicas, [8, 2, 1], [1, 5, 8], [8] * team.replicas)
-            found[f"{name}, {level}, {room}"] = [max(trained.step(each).values()) for each in rows]
+            found[f"{name}, {level}, {room}"] = [largest(trained.step(each).values()) for each in rows]
     return found
 
 
@@ -312,6 +312,6 @@ def partly(team: Team, shard: str) -> dict[str, Any]:
     for _ in range(2):
         trained.step([4] * team.replicas)
         _, trace = pipe.trace_step(part)
-        far = max(far, _distance(pipe, trained.alone))
+        far = largest((far, _distance(pipe, trained.alone)))
     kinds = ("UNSHARD", "RESHARD", "SCATTER_GRAD")
     return {"partly": far, "actions": sorted({str(e.action) for e in trace.events if e.action.kind.value in kinds})}

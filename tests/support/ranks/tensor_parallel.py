@@ -33,6 +33,7 @@ from ...laws.grouped import grouped
 from ...laws.lengths.walks import Captures
 from ..cuts import even_plan
 from ..offloading import all_away
+from ..parity import largest
 
 HIDDEN, HEADS, TOKENS, WORDS = 8, 2, 6, 12
 MICROBATCHES, ROWS = 2, 4
@@ -204,15 +205,15 @@ def trained(made, optimizer=sgd, steps=3, clip_norm=None, lengths=(), then=None,
         expected = reference_step(alone, step, given, microbatches=MICROBATCHES, index=number).item()
         if clip_norm is not None:
             norm = nn.utils.clip_grad_norm_(alone.parameters(), clip_norm).item()
-            found["norm"] = max(found["norm"], abs(pipe.metrics.grad_norm - norm))
+            found["norm"] = largest((found["norm"], abs(pipe.metrics.grad_norm - norm)))
         own.step()
-        found["loss"] = max(found["loss"], abs(loss - expected))
+        found["loss"] = largest((found["loss"], abs(loss - expected)))
         wanted = dict(alone.named_parameters())
         for name, parameter in held_here(pipe).items():
             far = (whole(parameter.grad) - wanted[name].grad).norm() / wanted[name].grad.norm().clamp_min(1e-3)
-            found["gradient"] = max(found["gradient"], far.item())
+            found["gradient"] = largest((found["gradient"], far.item()))
             far = (whole(parameter.detach()) - wanted[name]).abs().max()
-            found["parameter"] = max(found["parameter"], far.item())
+            found["parameter"] = largest((found["parameter"], far.item()))
     found["here"], found["all"] = sorted(held_here(pipe)), [name for name, _ in pipe._session.model.named_parameters()]
     found["stages"] = sorted(pipe._session.stage_parameters)
     found["captures"] = captures.count
@@ -270,7 +271,8 @@ def used():
 
     def far(other):
         wanted = dict(alone.named_parameters())
-        return other + max((whole(p.detach()) - wanted[name]).abs().max().item() for name, p in held_here(pipe).items())
+        held = held_here(pipe).items()
+        return other + largest((whole(p.detach()) - wanted[name]).abs().max().item() for name, p in held)
 
     found = {}
     half = {name: leaf[:3] for name, leaf in given(1).items()}
@@ -370,7 +372,7 @@ def guarded():
             one["skipped"].append(pipe.metrics.skipped)
             wanted = dict(alone.named_parameters())
             for key, parameter in held_here(pipe).items():
-                one["far"] = max(one["far"], (whole(parameter.detach()) - wanted[key]).abs().max().item())
+                one["far"] = largest((one["far"], (whole(parameter.detach()) - wanted[key]).abs().max().item()))
         pipe.close()
     found["one part"] = [
         unsteppable(scaler=torch.amp.GradScaler("cpu")), unsteppable(clip_norm=0.1, on_nonfinite="skip")
@@ -420,7 +422,7 @@ def saved():
         averaged = torch.func.functional_call(alone, averages, (given(0)["x"],))
         found["averaged"] = abs((pipe.evaluate(given(0)) - (averaged - given(0)["y"]).square().mean()).item())
     held = copy.deepcopy(pipe.state_dict())
-    found["whole"] = max(
+    found["whole"] = largest(
         (held["model"][name] - wanted.detach()).abs().max().item()
         for name, wanted in alone.named_parameters() if name in held["model"]
     )  # fmt: skip
@@ -445,7 +447,7 @@ def saved():
             (state[f"model.{name}"], parameter), (weights[name], parameter),
             (state[f"optimizer.state.{name}.exp_avg_sq"], moment), (state[f"ema.0.tensors.{name}"], averages[name]),
         ):  # fmt: skip
-            found["apart"] = max(found.get("apart", 0.0), (there - value.detach()).abs().max().item())
+            found["apart"] = largest((found.get("apart", 0.0), (there - value.detach()).abs().max().item()))
     found["names"] = sorted(weights) == sorted(wanted)
     for name in ("now", "later"):
         pipe = built(perceptron()[1])
@@ -570,11 +572,11 @@ def with_replicas(mesh, shared=False):
         norm = nn.utils.clip_grad_norm_(alone.parameters(), 0.1).item()
         own.step()
         wanted = dict(alone.named_parameters())
-        far = max(far, abs(loss - expected), abs(pipe.metrics.grad_norm - norm))
+        far = largest((far, abs(loss - expected), abs(pipe.metrics.grad_norm - norm)))
         for name, parameter in held_here(pipe).items():
             if not shared:  # gradients are in parts
-                far = max(far, (whole(parameter.grad) - wanted[name].grad).abs().max().item())
-            far = max(far, (whole(parameter.detach()) - wanted[name]).abs().max().item())
+                far = largest((far, (whole(parameter.grad) - wanted[name].grad).abs().max().item()))
+            far = largest((far, (whole(parameter.detach()) - wanted[name]).abs().max().item()))
     found = {"far": far, "mesh": [pipe.plan.mesh.pipeline, pipe.plan.mesh.data, pipe.plan.mesh.tensor]}
     states = [state for optimizer in pipe.optimizers.values() for state in optimizer.state.values()]
     found["elements"] = sum(state["exp_avg"].numel() for state in states)
@@ -584,7 +586,7 @@ def with_replicas(mesh, shared=False):
         for name, parameter in alone.named_parameters():
             if f"state.{name}.exp_avg" in moments:
                 there = moments[f"state.{name}.exp_avg"] - own.state[parameter]["exp_avg"]
-                found["far"] = max(found["far"], there.abs().max().item())
+                found["far"] = largest((found["far"], there.abs().max().item()))
     pipe.close()
     return found
 
