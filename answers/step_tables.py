@@ -3,8 +3,6 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import evolve
-
 from ..core.garbage import collector_paused
 from ..core.plan.plan import Plan
 from ..core.timing.idle import CAUSES, SHARED_LINKS, IdleTime, idle_time
@@ -20,14 +18,11 @@ LEAST = 5e-4
 def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> IdleTime:
     """The idle time of a simulated step; ``unlimited_s`` as in ``idle_time``."""
     from ..simulators.alone import alone_s
-    from ..simulators.run import simulate
 
-    plan, cluster = evolve(result.plan, mesh=result.plan.mesh.in_order), result.cluster
-    if not result.by_default:
-        result = simulate(plan, result.costs, cluster)
+    plan = result.plan
 
     def alone(each: Plan, update: bool) -> float:
-        return alone_s(each, result.costs, cluster, update, result.queues if each is plan else None)
+        return alone_s(each, result.costs, result.cluster, update, result.queues if each is plan else None)
 
     with collector_paused():
         return idle_time(plan, result.costs, result.step_s, alone, unlimited_s=unlimited_s, waits=_waits(result))

@@ -49,8 +49,6 @@ class SimulationResult:
         tasks: the items of tasks other than compute and messages: host copies, reductions, and SYNC if the plan has
             one; device by device in the order issued.
         task_flows: flows of the tasks.
-        by_default: whether the options of the run were the default ones, as in the runs that the causes of idle time
-            compare.
     """
 
     plan: Plan
@@ -61,7 +59,6 @@ class SimulationResult:
     queue_times: Mapping[tuple[int, int], QueueTimes]
     tasks: tuple[TaskTimes, ...] = ()
     task_flows: tuple[FlowTimes, ...] = ()
-    by_default: bool = False
 
     @cached_property
     def step_s(self) -> float:

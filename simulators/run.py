@@ -117,7 +117,6 @@ def _run(
         {pair: queue_times(channel) for pair, channel in channels.items()},
         task_times([running for running in tasks if plan.sync or running.task.kind is not Kind.SYNC]),
         (*task_flows(tasks), *(flow.times for flow in sum_flows)),
-        by_default=sharing and not eager and optimizer is _default_step(plan),
     )
     network.close()
     for channel in channels.values():

@@ -88,11 +88,6 @@ class Mesh:
         )
 
     @property
-    def in_order(self) -> "Mesh":
-        """The same mesh over a cluster that is arranged already (``arrange``)."""
-        return evolve(self, devices=None, tensor=1, context=1, experts=1)
-
-    @property
     def cluster_devices(self) -> tuple[int, ...]:
         """The cluster's device of every rank; the first one of its tensor ranks."""
         if self.width > 1:

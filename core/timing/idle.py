@@ -101,7 +101,8 @@ def idle_time(
         step_s: the step as it is, with shared links.
         alone: runs the plan itself, or without its host copies, on the same devices with the same costs.
         unlimited_s: the step of the fastest known order of the same stages without memory limits.
-        waits: by link, how much longer transfers took because they shared it, in any unit; divides ``shared links``.
+        waits: by link, how much longer transfers took because they shared it, in any unit; divides ``shared links``,
+            which are no cause without any.
     """
     left, run = step_s, plan
     causes = dict.fromkeys(CAUSES, 0.0)
@@ -111,7 +112,8 @@ def idle_time(
         if left - shorter_s > NOISE * step_s:
             causes[cause], left = left - shorter_s, shorter_s
 
-    without(SHARED_LINKS, alone(run, True))
+    if any((waits or {}).values()):
+        without(SHARED_LINKS, alone(run, True))
     without(UPDATE, alone(run, False))
     if run.memory.offload:
         run = evolve(run, memory=evolve(run.memory, offload=()))
