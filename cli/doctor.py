@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..answers.bundled_models import check_model_name
 from ..answers.options import argument, json_flag, option
 from ..answers.output import note, print_json, print_table
+from ..core.documents import as_plain
 
 if TYPE_CHECKING:
     from ..runtimes.diagnose.doctor import Check, Findings
@@ -50,33 +51,15 @@ def doctor(
 
 def _plain(found: "Findings") -> dict[str, Any]:
     """The data that ``panpipe doctor --json`` prints."""
+    checks = [
+        {**as_plain(check), **as_plain(check.distance or {}), "right": found.right(check)} for check in found.checks
+    ]
     return {
-        "model": found.model,
+        **as_plain(found),
         "dtype": str(found.dtype).removeprefix("torch."),
-        "operators": found.operators,
-        "capture_s": found.capture_s,
         "python": [{"where": where, "line": line} for where, line in found.regions.items()],
-        "uncut": [{"operator": p.operator, "share": p.share, "line": p.line} for p in found.uncut],
-        "checks": [
-            {
-                "devices": check.devices,
-                "schedule": check.schedule,
-                "stages": check.stages,
-                "right": found.right(check),
-                "problem": check.problem,
-                **(
-                    {
-                        kind: getattr(check.distance, kind)
-                        for kind in ("loss", "gradient", "parameter", "buffer", "undefined")
-                    }
-                    if check.distance is not None
-                    else {}
-                ),
-            }
-            for check in found.checks
-        ],
+        "checks": checks,
         "healthy": found.healthy,
-        "remark": found.remark,
     }
 
 

@@ -131,7 +131,8 @@ _CALLERS = {"accelerate", "importlib", "lightning", "peft", "pytorch_lightning",
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn with the line of the user's code that called panpipe, directly or through a library."""
-    frames, frame = list[FrameType](), sys._getframe(1)
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back

@@ -274,7 +274,10 @@ def _costs(options: PlanOptions, machine: Cluster, microbatches: int, tensor: in
     """The operators to plan for, with costs on the cluster's devices."""
     graph, model, work = options.graph, options.model, StepTotals(options.samples, options.tokens)
     if (graph is None) == (not model):
-        raise RequestError("give one of --graph FILE and --model module:factory, to plan for")
+        raise RequestError(
+            "give one of --graph FILE and --model: a bundled model's name (panpipe catalog --models), module:factory, "
+            "or a config.json"
+        )
     if graph is not None:
         return PlanningCosts(read_graph(graph), {}, None, work)
     return model_costs(options, machine, microbatches, tensor)

@@ -139,7 +139,7 @@ def test_doctor_reports_fewer_operators_than_stages_and_judges_by_the_other_plan
         (["{}:differentiating"], r"in penalised: .*differentiates here.*move this call.* into that module's forward"),
         (["{}"], "is not a model: write module:factory"),
         (["{}:nothing"], "has no function 'nothing'"),
-        (["{}:sound", "--devices", "0"], "greater than or equal to 1"),
+        (["{}:sound", "--devices", "0"], "--devices is '0': give at least 1"),
         (["{}:sound", "--quickly"], "No such option"),
         ([], "Missing argument"),
     ],
