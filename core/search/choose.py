@@ -22,7 +22,7 @@ from .problem.meter import Meter
 from .problem.options import SearchSpace
 from .problem.oracle import longest_path
 from .problem.setting import FixedStages, Setting, one_setting
-from .problem.workload import Workload, settings_of, workload_of
+from .problem.workload import Workload, settings_of
 from .search_options import SearchOptions, refuse_none
 from .sharded import sharded_search
 from .suggestions.infeasible import NothingFits
@@ -59,8 +59,7 @@ def search_plans(
     Args:
         work: the batch of a step, and the operators' costs.
         meshes: pipeline and data dimensions to choose among; by default one pipeline over all devices.
-        replicas: per replica the cluster's device at each position, if fixed; then the workload has one kind of device
-            and one microbatch size.
+        replicas: per replica the cluster's device at each position, if fixed; then there is one size of microbatches.
 
     Raises:
         RequestError: fewer operators than stages, no microbatches, or no family supports this problem.
@@ -74,8 +73,8 @@ def search_plans(
     else:
         (size,) = work.sizes
         microbatches = work.batch // (len(replicas) * size)
-        sizes = work.parameter_sizes
-        settings = [one_setting(work.costs(size)[0], cluster, microbatches, limits, sizes, replicas)]
+        graphs, sizes = work.costs(size), work.parameter_sizes
+        settings = [Setting(graphs, cluster, replicas, microbatches, work.kinds, tuple(limits), sizes)]
     settings = [evolve(setting, message=options.message) for setting in settings]
     meter = _meter(options, settings)
     return _unpipelined(settings, meter, options) or _found(settings, options.space(), meter, options)
@@ -97,7 +96,7 @@ def _unpipelined(settings: Sequence[Setting], meter: Meter, options: SearchOptio
 
 
 def plan(
-    graph: OpGraph,
+    graphs: OpGraph | Sequence[OpGraph],
     cluster: Cluster,
     microbatches: int,
     options: SearchOptions,
@@ -105,47 +104,22 @@ def plan(
     parameter_sizes: Mapping[str, int] | None = None,
     replicas: Replicas | None = None,
 ) -> Plan:
-    """The best plan for this many microbatches of a replica, each with the costs of ``graph``; by default there is one
-    pipeline over all devices.
+    """The best plan; by default there is one pipeline over all devices.
+
+    Args:
+        graphs: the operators with the costs of one microbatch; if devices differ, with those on each device along the
+            pipeline, such as for one kind of device and different speeds.
+        microbatches: of a replica's step.
+        parameter_sizes: bytes of each parameter, if known.
 
     Further arguments and errors as in :func:`search_plans`.
     """
-    count = 1 if replicas is None else len(replicas)
-    work = workload_of(graph, cluster, microbatches * count, parameter_sizes)
-    return search_plans(work, cluster, evolve(options, alternatives=False), replicas=replicas).best
-
-
-def plan_for_devices(
-    graphs: Sequence[OpGraph],
-    cluster: Cluster,
-    microbatches: int,
-    options: SearchOptions,
-    *,
-    parameter_sizes: Mapping[str, int] | None = None,
-    replicas: Replicas | None = None,
-) -> Plan:
-    """The best plan for devices with different costs, such as of one kind and different speeds.
-
-    Args:
-        graphs: the same operators with their costs on each device along the pipeline.
-        microbatches: of a replica's step.
-        parameter_sizes: bytes of each parameter, if known.
-        replicas: per replica the cluster's device at each position; by default one pipeline over all devices.
-
-    Raises:
-        RequestError: no family supports this problem.
-        InfeasibleError: no plan found fits in memory.
-    """
-    refuse_none(microbatches, "microbatches: a step")
+    costs = (graphs,) if isinstance(graphs, OpGraph) else tuple(graphs)
     places = replicas or (tuple(range(len(cluster.devices))),)
-    kinds = {device: position for one in places for position, device in enumerate(one)}
-    limits = device_limits(cluster, options.memory_limit)
-    of_device = tuple(kinds.get(device, 0) for device in range(len(cluster.devices)))
-    setting = Setting(
-        tuple(graphs), cluster, places, microbatches, of_device, limits, parameter_sizes, message=options.message
-    )
-    meter = _meter(options, [setting])
-    return _found([setting], options.space(), meter, evolve(options, alternatives=False)).best
+    position = {device: at for one in places for at, device in enumerate(one)}
+    kinds = tuple(position.get(d, 0) if len(costs) > 1 else 0 for d in range(len(cluster.devices)))
+    work = Workload(lambda _: costs, microbatches * len(places), (1,), kinds, parameter_sizes)
+    return search_plans(work, cluster, evolve(options, alternatives=False), replicas=replicas).best
 
 
 def choose_schedules(

@@ -26,7 +26,7 @@ from ...core.plan.plan import Plan
 from ...core.plan.wording import plan_size
 from ...core.policies.sharding import AUTO, LEVELS, NONE
 from ...core.search import Oracle
-from ...core.search.choose import plan_for_devices
+from ...core.search.choose import plan as search_plan
 from ...core.search.problem.blocks import Blocks
 from ...core.search.problem.oracle import predicted_again
 from ...core.search.search_options import SearchOptions
@@ -185,7 +185,7 @@ class Replanner:
             try:
                 blocks = Blocks.of(graph, options.boundaries, sizes)
                 joined = [blocks.joined(graph) for graph in devices]
-                found = plan_for_devices(
+                found = search_plan(
                     joined, cluster, plan.microbatches, wanted, parameter_sizes=sizes, replicas=replicas
                 )
             except InfeasibleError:
