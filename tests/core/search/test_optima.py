@@ -19,7 +19,7 @@ from panpipe.core.schedules.registry import resident_families
 from panpipe.core.search.choose import plan
 from panpipe.core.search.search_options import SearchOptions
 
-BOUNDS = json.loads((Path(__file__).parents[1] / "data" / "small_graphs.json").read_text(encoding="utf-8"))["bounds"]
+BOUNDS = json.loads((Path(__file__).parents[2] / "data" / "small_graphs.json").read_text(encoding="utf-8"))["bounds"]
 NEAR, ENOUGH, BUDGET = 1.005, 0.7, 120_000
 AMPLE = 10**6
 
