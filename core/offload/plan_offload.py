@@ -16,7 +16,7 @@ from ..plan.plan import Plan
 from ..timing.coding import INFINITY
 from ..timing.orders import latest_times
 from .choice import Offloadable, Picks, choose_offload, everything, of_stages
-from .host_links import HostLink, HostLinks, host_links, same_links, timed_copies
+from .host_links import HostLink, host_links, same_links, timed_copies
 from .request import OffloadRequest, check_offload_request
 
 
@@ -25,14 +25,12 @@ def offloadable(
     costs: Sequence[StageCosts],
     cluster: Cluster,
     storages: Sequence[Sequence[Storage]],
-    links: HostLinks | None = None,
 ) -> Offloadable:
     """A plan's orders with their times without copies, for the choice of what is offloaded.
 
     Args:
         cluster: the cluster, with its devices in their own order.
         storages: per stage those that may be offloaded (``core/offload/storages``).
-        links: between devices and hosts, if known.
     """
     machine = plan.mesh.arrange(cluster)
     recompute = plan.memory.recompute
@@ -40,7 +38,7 @@ def offloadable(
         plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=machine.transfer_s, recompute=recompute
     )
     return Offloadable(
-        plan.device_actions, times, costs, storages, links or host_links(plan, machine), recompute,
+        plan.device_actions, times, costs, storages, host_links(plan, machine), recompute,
         plan.memory.host_copy_queues, _host_limits(plan, machine),
     )  # fmt: skip
 
