@@ -17,7 +17,7 @@ LEAST = 5e-4
 
 def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> IdleTime:
     """The idle time of a simulated step; ``unlimited_s`` as in ``idle_time``."""
-    from ..simulators.alone import alone_s
+    from ..simulators.run import alone_s
 
     plan = result.plan
 

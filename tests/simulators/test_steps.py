@@ -23,9 +23,8 @@ from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.core.trace.trace import MEMORY_KINDS
 from panpipe.core.validation.structure import check_structure
-from panpipe.simulators.alone import alone_s
 from panpipe.simulators.bubbles import CAUSES
-from panpipe.simulators.run import simulate
+from panpipe.simulators.run import alone_s, simulate
 
 from ..support.plans import offloading_plans, orders, plan_of, plans
 

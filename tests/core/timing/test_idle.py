@@ -18,8 +18,7 @@ from panpipe.core.timing.idle import (
     STEADY_STATE,
     idle_time,
 )
-from panpipe.simulators.alone import alone_s
-from panpipe.simulators.run import simulate
+from panpipe.simulators.run import alone_s, simulate
 
 from ...support.plans import orders, plan_of, plans, scheduled
 

@@ -17,8 +17,7 @@ from panpipe.core.search.finalize import draft
 from panpipe.core.search.problem.options import SearchSpace
 from panpipe.core.search.problem.setting import one_setting
 from panpipe.core.validation.validate import check_actions
-from panpipe.simulators.alone import alone_s
-from panpipe.simulators.run import simulate
+from panpipe.simulators.run import alone_s, simulate
 
 from ...support.plans import offloading_plans, plans, scheduled
 from ...support.sharing import runs_of_all
