@@ -204,13 +204,14 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             if (refused := error_of_type(Refused, error)) is not None:
                 raise RequestError(f"{line}: {refused}") from error
             try:
-                kept = breaks.widen(error, line) if depends_on_value(error) else breaks.keep_python(error, line)
+                if depends_on_value(error):
+                    breaks.widen(error, line)
+                elif not breaks.keep_python(error, line):
+                    raise RequestError(_refusal(breaks, error, line)) from error
             except RequestError:
                 raise
             except Exception as failure:  # the step fails when it runs with values
                 raise RequestError(_refusal(breaks, failure, user_line(failure) or line)) from failure
-            if not kept:
-                raise RequestError(_refusal(breaks, error, line)) from error
     raise RequestError(
         f"{_MAX_BREAKS} kinds of modules need values of tensors, such as {next(iter(breaks.lines.values()))}: too much "
         "of the step would stay Python; compute both ways and choose with torch.where"

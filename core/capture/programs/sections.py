@@ -12,7 +12,7 @@ are thus equal sections, which are compiled once. Ordinals of random draws are i
 dropout are equal, too. Calls of sections in generated programs are bound to functions when the programs are complete.
 
 Regions (code that remains Python), collectives, and operators with complex or sparse tensors are in no section: they
-run between two. So does a view that is read outside of its section, of the tensor whose memory it has.
+run between two. A view of a section's result that is read outside of the section runs there, as an operator.
 """
 
 import itertools

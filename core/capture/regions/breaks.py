@@ -142,7 +142,7 @@ class Breaks:
         if tail is not None:
             self.printed = {}  # the tail prints when it runs
             return tail.call(self.model, self._called, regions, model, batch, recorder)
-        self._refuse_number(result)
+        self._refuse_result(result, trained=False)
         self.printed = printed
         return with_late_numbers_as_tensors(result)
 
@@ -171,8 +171,14 @@ class Breaks:
         result = self.step(model, batch)
         return plain_result(result) if self.loss else result
 
-    def _refuse_number(self, result: Any) -> None:
-        """Refuse a step that returns a number in place of a loss."""
+    def _refuse_result(self, result: Any, trained: bool) -> None:
+        """Refuse a step that returns a number in place of a loss, or a loss that depends on no parameter, such as one
+        made from a number.
+
+        Args:
+            result: of a run.
+            trained: whether the run was one with values, in which parameters require gradients.
+        """
         loss = result[0] if isinstance(result, tuple | list) and result else result
         if self.loss and isinstance(loss, LateNumber | int | float | numpy.ndarray | numpy.generic):
             what = "an array" if isinstance(loss, numpy.ndarray) else "a number"
@@ -180,11 +186,7 @@ class Breaks:
                 f"{first_line(self.step)}: the step returns {what} and not a scalar loss: return the tensor that "
                 "backward starts from, without .item(), float() or .numpy()"
             )
-
-    def _refuse_without_gradient(self, result: Any) -> None:
-        """Refuse the result of a run with values whose loss depends on no parameter, such as one made from a number."""
-        loss = result[0] if isinstance(result, tuple | list) and result else result
-        if self.loss and torch.is_grad_enabled() and isinstance(loss, Tensor) and not loss.requires_grad:
+        if trained and self.loss and torch.is_grad_enabled() and isinstance(loss, Tensor) and not loss.requires_grad:
             raise RequestError(
                 f"{first_line(self.step)}: the loss that the step returns has no gradient: there is nothing to train; "
                 "check requires_grad, and return the tensor that was computed from the model, without .detach(), "
@@ -197,15 +199,12 @@ class Breaks:
         """Start again, with ``torch.compiler.is_exporting`` false for the step's Python."""
         self.as_eager, self.sizes, self._modules, self._tail = True, False, ModuleRegions(self.model), None
 
-    def widen(self, error: BaseException, line: str) -> bool:
+    def widen(self, error: BaseException, line: str) -> None:
         """Add the region that contains the need for a value.
 
         Args:
             error: the error that stopped capture.
             line: the user's line that needed the value.
-
-        Returns:
-            True.
 
         Raises:
             RequestError: no region is possible, or its results cannot be observed.
@@ -214,7 +213,7 @@ class Breaks:
         self._causes[line] = str(stopped) if stopped is not None else _first_line(error)
         if stopped is None and not self.sizes:
             self.sizes, self._modules, self._tail = True, ModuleRegions(self.model), None
-            return True
+            return
         if stopped is not None:
             name = self._innermost_module(stopped) or self._innermost_module(stopped.__cause__)
         elif isinstance(error, LateSize) and error.module:
@@ -229,7 +228,6 @@ class Breaks:
             self._tail = None  # it is determined again, after the new region
             self._modules.keep(name, line)
         self._observe(line if name is None else None)
-        return True
 
     def keep_python(self, error: BaseException, line: str) -> bool:
         """Add a region for a module that cannot be captured for another reason than a value.
@@ -299,9 +297,7 @@ class Breaks:
             ):  # fmt: skip
                 result = self._called(self.model, self.batch)
                 state = dict(self.model.named_parameters()), dict(self.model.named_buffers())
-            self._refuse_number(result)
-            if not missing:  # replacements of parameters without values have no gradient
-                self._refuse_without_gradient(result)
+            self._refuse_result(result, trained=not missing)  # replacements of missing values have no gradient
             if tail_line is not None:
                 self._tail = TailRegion.observed(*state, recorder, self._names, result, random.ordinal, tail_line)
         finally:
