@@ -62,7 +62,7 @@ class Calls(TorchFunctionMode, ABC):
         number, self.count = self.count, self.count + 1
         return self.call(number, func, lambda: func(*args, **kwargs), (args, kwargs))
 
-    def whole(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def whole(self, module: nn.Module, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A call of a module that counts as one."""
         if self._inside:
             return forward(*args, **kwargs)
