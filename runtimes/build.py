@@ -35,7 +35,7 @@ from .devices.compute import compute_device
 from .devices.devices import assign_devices, device_of_rank
 from .devices.heap import SMALL, keep_freed_memory
 from .engine.workers import Clock
-from .launch.launch import make_team, mesh_for, rank_of_job, replica_here, virtual_team, world_size
+from .launch.launch import make_team, mesh_for, rank_of_job, replica_here, virtual_team
 from .launch.meeting import Meeting
 from .launch.progress import Report, progress_lines, silent
 from .launch.team import Team
@@ -144,7 +144,7 @@ class _Builder:
         self.model, self.step = self.tensors.program(model, step)
         self.device_type = options.check(self.model)
         self.meeting: Meeting | None = None
-        if (world_size() or 1) > 1 and not options.simulated:
+        if (rank_of_job() or (0, 1))[1] > 1 and not options.simulated:
             if not self.tensors.divided:
                 replica_here(options.plan, options.mesh)  # refuses a mesh for other ranks, before this one waits
             self.meeting = Meeting(options.run.timeout_s)
@@ -196,7 +196,7 @@ class _Builder:
         """The devices, before ranks have compared their arguments; the plan is None if it is not known yet."""
         options, tensors, devices = self.options, self.tensors, self.options.devices
         mesh = None if tensors.divided else mesh_for(plan, options.mesh)
-        if mesh is None and devices.named is not None and world_size() is None:
+        if mesh is None and devices.named is not None and rank_of_job() is None:
             mesh = Mesh(len(devices.named))
         if self.device_type == "cuda" and (rank := rank_of_job()) is not None:
             here = device_of_rank(devices.named, *rank) if devices.given else compute_device(self._tensors())

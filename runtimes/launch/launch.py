@@ -4,7 +4,6 @@ Under ``torchrun``, or in a process group, a process is a rank; otherwise all de
 """
 
 import os
-from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -42,14 +41,19 @@ def make_team(
         RequestError: the backend is unknown or does not fit this launch, or the number of ranks is another one.
         WorkerError: a rank did not arrive.
     """
-    world = world_size()
+    _, world = rank_of_job() or (0, None)
     kind = find_backend(backend or ("memcpy" if world is None else _between_ranks(device_type, share)))
     if world is None or (world == 1 and kind.ranks is None):
         if kind.threads is None:
             raise RequestError(
                 f"backend '{kind.name}' needs ranks: start the script with torchrun, or use backend='memcpy'"
             )
-        return ThreadTeam(_in_one_process(mesh).pipeline, kind, timeout_s)
+        found = _of_one_replica(
+            mesh,
+            "a mesh of {data} replicas in one process: each replica needs its own parameters and processes; start the "
+            "script with torchrun --nproc-per-node {ranks}",
+        )
+        return ThreadTeam(found.pipeline, kind, timeout_s)
     if kind.ranks is None:
         raise RequestError(
             f"backend '{kind.name}' connects threads of one process and this process is one of {world} ranks: "
@@ -87,22 +91,15 @@ def _over_ranks(mesh: MeshRequest, world: int) -> Mesh | None:
     return mesh
 
 
-def _in_one_process(mesh: MeshRequest) -> Mesh:
-    """The mesh of devices of one process, with one replica."""
-    return _of_one_replica(
-        mesh,
-        lambda found: (
-            f"a mesh of {found.data} replicas in one process: each replica needs its own parameters and processes; "
-            f"start the script with torchrun --nproc-per-node {found.ranks}"
-        ),
-    )
+def _of_one_replica(mesh: MeshRequest, several: str) -> Mesh:
+    """The given mesh, or one of two devices.
 
-
-def _of_one_replica(mesh: MeshRequest, several: Callable[[Mesh], str]) -> Mesh:
-    """The given mesh, or one of two devices."""
+    Args:
+        several: the error for several replicas, with places for their number ``data``, and for that of all ``ranks``.
+    """
     found = mesh.over(None) if isinstance(mesh, MeshShape) else mesh or Mesh(2)
     if found.data > 1:
-        raise RequestError(several(found))
+        raise RequestError(several.format(data=found.data, ranks=found.ranks))
     return found
 
 
@@ -164,15 +161,9 @@ def rank_of_job() -> tuple[int, int] | None:
     """This rank and the number of ranks; None if this process is no rank."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    world = world_size()
-    return None if world is None else (int(os.environ["RANK"]), world)
-
-
-def world_size() -> int | None:
-    """The number of ranks of the job; None if this process is no rank."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return None
 
 
 def virtual_team(mesh: MeshRequest) -> Team:
@@ -197,8 +188,6 @@ def mesh_in_simulator(mesh: MeshRequest) -> Mesh:
     """
     return _of_one_replica(
         mesh,
-        lambda found: (
-            f"backend 'simulator' trains one replica and the mesh has {found.data}: leave dp out; the command panpipe "
-            "simulate predicts a step of all replicas"
-        ),
+        "backend 'simulator' trains one replica and the mesh has {data}: leave dp out; the command panpipe simulate "
+        "predicts a step of all replicas",
     )

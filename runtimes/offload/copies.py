@@ -34,7 +34,7 @@ from ...backends.streams import Streams
 from ...core.errors import OffloadError, RequestError, in_a_line
 
 _CHUNK = 4 << 20
-"""Bytes of one call that copies. Between two calls a thread checks whether to stop, and waits to keep to a rate."""
+"""Bytes of one call that copies. Between two calls a thread checks whether to stop."""
 
 
 class MemoryArena:
@@ -170,14 +170,12 @@ class ThreadCopies:
     The threads end with `close`, or when nothing refers to this object any more.
 
     Args:
-        bytes_per_s: they take at least as long as at this rate; None for no such limit.
         separate: whether each direction has a thread of its own.
     """
 
     def __init__(
         self,
         arena: MemoryArena | FileArena,
-        bytes_per_s: float | None = None,
         name: str = "panpipe copies",
         separate: bool = False,
     ) -> None:
@@ -186,8 +184,7 @@ class ThreadCopies:
         self._out, self._back = queues[0], queues[-1]
         # The threads do not refer to this object, or it would live as long as they do.
         self._threads = [
-            threading.Thread(target=_work, args=(jobs, arena, bytes_per_s, closed), name=name, daemon=True)
-            for jobs in queues
+            threading.Thread(target=_work, args=(jobs, arena, closed), name=name, daemon=True) for jobs in queues
         ]
         self._end = weakref.finalize(self, _end, queues, closed)
         for thread in self._threads:
@@ -219,7 +216,7 @@ def _end(queues: Sequence[_Jobs], closed: threading.Event) -> None:
         jobs.put(None)
 
 
-def _work(jobs: _Jobs, arena: MemoryArena | FileArena, bytes_per_s: float | None, closed: threading.Event) -> None:
+def _work(jobs: _Jobs, arena: MemoryArena | FileArena, closed: threading.Event) -> None:
     """What a thread does: the copies of its queue, until there is None."""
     while True:
         copy = jobs.get()
@@ -229,7 +226,7 @@ def _work(jobs: _Jobs, arena: MemoryArena | FileArena, bytes_per_s: float | None
             if copy.own is not None:
                 copy.own.wait()
             copy.started_ns = time.perf_counter_ns()
-            _move(copy, arena, bytes_per_s, closed)
+            _move(copy, arena, closed)
         except BaseException as failure:  # the compute thread raises it
             copy.failure = failure
         copy.ended_ns = time.perf_counter_ns()
@@ -239,18 +236,13 @@ def _work(jobs: _Jobs, arena: MemoryArena | FileArena, bytes_per_s: float | None
         done.set()
 
 
-def _move(copy: ThreadCopy, arena: MemoryArena | FileArena, bytes_per_s: float | None, closed: threading.Event) -> None:
-    begun, moved = time.perf_counter(), 0
+def _move(copy: ThreadCopy, arena: MemoryArena | FileArena, closed: threading.Event) -> None:
     move: Callable[[int, Tensor], None] = arena.write if copy.outward else arena.read
     for data, offset in copy.parts:
         for start in range(0, data.nbytes, _CHUNK):
             if closed.is_set():
                 raise RuntimeError("the pipeline was closed")
-            chunk = data[start : start + _CHUNK]
-            move(offset + start, chunk)
-            moved += chunk.nbytes
-            if bytes_per_s is not None:
-                time.sleep(max(0.0, begun + moved / bytes_per_s - time.perf_counter()))
+            move(offset + start, data[start : start + _CHUNK])
 
 
 @define(eq=False)

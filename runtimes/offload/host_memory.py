@@ -63,7 +63,7 @@ class HostMemory:
         folder = self._tier.folder
         self._arena = MemoryArena(size) if folder is None else FileArena(folder, size)
         name = f"panpipe copies of device {self._number}"
-        return ThreadCopies(self._arena, self._tier.bytes_per_s, name, separate=self._separate)
+        return ThreadCopies(self._arena, name, separate=self._separate)
 
     def _streamed(self, size: int, streams: Streams) -> Copies:
         arena = torch.empty(size, dtype=torch.uint8)

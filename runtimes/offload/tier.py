@@ -37,7 +37,6 @@ class OffloadTier:
             the folder of that file.
         host_memory: bytes that the saved tensors of all devices of a host may occupy there, or ``"20GB"``; None for
             what is free.
-        bytes_per_s: copies take at least as long as at this rate, for tests on a CPU; None for no such limit.
 
     Attributes:
         folder: of the file; None for the host's memory.
@@ -48,7 +47,6 @@ class OffloadTier:
 
     to: str | Path = HOST
     host_memory: int | None = field(default=None, converter=_limit)
-    bytes_per_s: float | None = None
     folder: Path | None = field(init=False)
 
     @folder.default

@@ -44,7 +44,7 @@ from ..settings import PlanningOptions
 from ..trainer import Trainer
 from ..training.plan_setup import PlanSetup
 from ..weights.remote_tensors import as_meta_tensors
-from .moving import AVERAGE, OPTIMIZER, STEPPED, TENSOR, MovableState, MovedWeights
+from .moving import HELD, MovedWeights, movable, moved_state
 
 LEAST_GAIN = 0.05
 """Share by which the present plan must be predicted to be slower than another one: moving takes some steps, too."""
@@ -216,25 +216,24 @@ class Replanner:
             state = checkpoints.whole_state()
             written = set(self._example.operators.step.mutated_buffers)
             with torch.no_grad():
-                own = MovableState.of(trainer.model, state, [average.tensors for average in averages.all])
+                own = movable(trainer.model, state)
                 on = [plan.stages_on(device) for device in range(team.size)]
                 needed = [{name for stage in stages for name in parts.stages.names_of(stage)} for stages in on]
-                moved = own.moved(team, needed, written)
+                moved = moved_state(own, team, needed, written)
             scheduler = next(
                 (s for s in team.in_replica(lambda _: state.items.get("scheduler")) if s is not None), None
             )
             before.hand_over()
             trainer.replace(parts)
-            trainer.stages.load(MovedWeights(moved.part(TENSOR)), before.initial)
+            trainer.stages.load(MovedWeights(moved.section(HELD)), before.initial)
         with trainer.stages.whole_parameters():
             averages.follow(
-                trainer.stages.states, [moved.part(f"{AVERAGE} {number}") for number in range(len(averages.all))]
+                trainer.stages.states, [moved.section(f"ema.{number}.tensors") for number in range(len(averages.all))]
             )
             checkpoints.follow(trainer.stages)
             found = checkpoints.whole_state()
-            for section, values in (("optimizer", moved.part(OPTIMIZER)), ("stepped", moved.part(STEPPED))):
-                found.add(section, values)
-            found.add("progress", state.section("progress"))
+            for section, source in (("optimizer", moved), ("stepped", moved), ("progress", state)):
+                found.add(section, source.section(section))
             found.items |= {} if scheduler is None else {"scheduler": scheduler}
             checkpoints.load(found)
 
