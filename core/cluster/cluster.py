@@ -275,14 +275,6 @@ def _write_hub(hub: Hub) -> Any:
     return hub.name if hub.kind == "switch" else _hub_document(hub)
 
 
-def _write_cluster(cluster: Cluster) -> dict[str, Any]:
-    """``types`` is omitted when it is empty, so that files without types do not change."""
-    document: dict[str, Any] = _cluster_object(cluster)
-    if not cluster.types:
-        del document["types"]
-    return document
-
-
 # Fields added later are omitted at their default, so that older files keep their bytes.
 _later = override(omit_if_default=True)
 _hub_document = cattrs.gen.make_dict_unstructure_fn(Hub, converter, memory_bytes=_later, memory_bytes_per_s=_later)
@@ -300,5 +292,4 @@ converter.register_unstructure_hook(
 converter.register_structure_hook(
     Link, cattrs.gen.make_dict_structure_fn(Link, converter, bytes_per_s=override(struct_hook=_read_rate))
 )
-_cluster_object = cattrs.gen.make_dict_unstructure_fn(Cluster, converter)
-converter.register_unstructure_hook(Cluster, _write_cluster)
+converter.register_unstructure_hook(Cluster, cattrs.gen.make_dict_unstructure_fn(Cluster, converter, types=_later))

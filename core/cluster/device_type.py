@@ -21,6 +21,7 @@ _OPTIONAL = (
     "host_copy_queues", "multiprocessors", "communication_multiprocessors", "sustained", "step_error",
     "fused_attention_efficiency",
 )  # fmt: skip
+_SHARES = ("efficiency.", "sustained", "step_error", "fused_attention_efficiency")
 
 
 @frozen
@@ -87,6 +88,8 @@ class DeviceType:
             if not (isfinite(value) and (value > 0 or (zero and value == 0))):
                 rule = "at least 0" if zero else "above 0"
                 raise RequestError(f"{path} of device '{self.name}' is {value}: it must be a finite number {rule}")
+            if path.startswith(_SHARES) and (value > 1 or (value == 1 and path == "step_error")):
+                raise RequestError(f"{path} of device '{self.name}' is {value}: shares are at most 1, errors below 1")
             if path not in self.sources:
                 raise RequestError(f"{path} of device '{self.name}' has no source: say where {value:g} comes from")
         kinds = (*COMPUTE_KINDS, *MEMORY_KINDS)
@@ -95,20 +98,7 @@ class DeviceType:
                 f"efficiency of device '{self.name}' has keys {', '.join(self.efficiency) or 'nothing'}: "
                 f"give one for each of {', '.join(kinds)}"
             )
-        high = next((kind for kind, value in self.efficiency.items() if value > 1), None)
-        if high is not None:
-            raise RequestError(
-                f"efficiency.{high} of device '{self.name}' is {self.efficiency[high]}: a fraction of the peak is at "
-                "most 1"
-            )
         self._check_rates()
-        for share in ("sustained", "fused_attention_efficiency"):
-            if (getattr(self, share) or 0) > 1:
-                raise RequestError(f"{share} of device '{self.name}' is {getattr(self, share)}: a share is at most 1")
-        if self.step_error is not None and self.step_error >= 1:
-            raise RequestError(
-                f"step_error of device '{self.name}' is {self.step_error}: a share below 1, such as 0.1 for 10 %"
-            )
         if self.host_copy_queues not in (None, 1, 2):
             raise RequestError(
                 f"host_copy_queues of device '{self.name}' is {self.host_copy_queues}: give 1 for both directions, or "

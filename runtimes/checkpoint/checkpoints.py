@@ -97,8 +97,10 @@ class Checkpoints:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state with whole tensors; see `Pipeline.load_state_dict`."""
-        parts = parts_of(state_dict)
-        self.load(narrowed(parts, self._read().tensors, self._team.tensors) if self._team.tensors.divided else parts)
+        parts, own = parts_of(state_dict), self._read()
+        parts = narrowed(parts, own.tensors, self._team.tensors)
+        self._training_state.check(own, parts.tensors, parts.items)
+        self.load(parts)
 
     def load(self, parts: Parts) -> None:
         """Restore the state of this process, with its parts of tensors."""

@@ -16,9 +16,7 @@ Whether a checkpoint fits a pipeline is checked before anything of the pipeline 
 """
 
 import copy
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -38,11 +36,16 @@ from ..weights.saving import savable
 from .reading import CheckpointReader
 from .state_parts import Parts
 
-Listing = Mapping[str, tuple[int, ...] | None]
-"""The entries of a checkpoint: name → shape, or None if it is no tensor."""
-
-_OTHER_MODEL = "it is a checkpoint of another model"
 _OTHER_OPTIMIZER = "train with the one that it was written with, or load only its weights, by Run(weights=)"
+_STATE, _OPTIONS = "optimizer.state.", "optimizer.param_groups."
+_FIXES = {
+    "model": "it is a checkpoint of another model",
+    "optimizer": f"it is of another optimizer; {_OTHER_OPTIMIZER}",
+    "ema": "it was written without; call panpipe.weights.ema(pipe) after pipe.resume()",
+    "scheduler": "leave scheduler= out, or resume from a checkpoint that was written with one",
+    "scaler": "leave scaler= out, or resume from a checkpoint that was written with one",
+}
+"""What to do about a part that a checkpoint lacks, has in addition or in another shape, by its section."""
 
 
 @define(eq=False)
@@ -81,12 +84,11 @@ class TrainingState:
         return found
 
     def write(self, found: Parts) -> None:
-        """Restore a state from `read`; it may have more than this process needs. Gradients are cleared.
+        """Restore a state that fits, see `check`; it may have more than this process needs. Gradients are cleared.
 
         Raises:
-            RequestError: it does not fit; nothing is changed then.
+            RequestError: parameters of one group had different options; nothing is changed then.
         """
-        self.check({name: tuple(tensor.shape) for name, tensor in found.tensors.items()}, found.items)
         packed, tensors = self.packed(found), found.tensors
         with torch.no_grad():
             for name, tensor in self._tensors().items():
@@ -117,72 +119,41 @@ class TrainingState:
         named = {index: state.named_state for index, state in self.states.items()}
         return {index: each.packed(optimizer, stepped) for index, each in named.items() if each is not None}
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], items: Mapping[str, Any]) -> None:
+    def check(self, own: Parts, tensors: Mapping[str, Any], items: Mapping[str, Any]) -> None:
         """Refuse a state of another model, optimizer or scheduler, or an incomplete one.
 
         Args:
-            shapes: of the tensors of all processes or of this one.
+            own: the state of this process.
+            tensors: what has the shape of a tensor, by name: of all processes or of this one.
 
         Raises:
             RequestError: the state does not fit.
         """
         self._check_classes(items)
-        tensors, listing = self._tensors(), {**shapes, **dict.fromkeys(items)}
-        lacking = [f"'{name}'" for name in tensors if f"model.{name}" not in listing]
+        stepped = _stepped(own.items)
+        lacking = [name for name in ("scheduler", "scaler") if name in own.items and name not in items]
+        lacking += [name for name in own.tensors if name not in tensors]
+        lacking += [name for name in own.items if name.startswith(_STATE) and name not in items]
+        lacking += [f"{_OPTIONS}{name}" for name in sorted(stepped - _stepped(items))]
         if lacking:
-            bare = {without_wrappers(key.removeprefix("model.")) for key in listing if key.startswith("model.")}
-            wrapped = bare >= {without_wrappers(name) for name in tensors}
-            reason = "its names differ by '_orig_mod.' or 'module.': rename them" if wrapped else _OTHER_MODEL
-            raise RequestError(f"the checkpoint has no {first_of(lacking)}, which the model has: {reason}")
-        known = {place.name for held in places(self.model).values() for place in held if place.persistent}
-        strange = [key.removeprefix("model.") for key in listing if key.startswith("model.")]
-        strange = [f"'{name}'" for name in strange if name not in known]
-        if strange:
-            raise RequestError(f"the checkpoint has {first_of(strange)}, which the model does not have: {_OTHER_MODEL}")
-        for name, tensor in tensors.items():
-            there = listing[f"model.{name}"]
-            if there != tuple(tensor.shape):
+            section = _section(lacking[0])
+            bare = {without_wrappers(name.removeprefix("model.")) for name in tensors if _section(name) == "model"}
+            wrapped = section == "model" and bare >= {without_wrappers(name) for name in self._tensors()}
+            fix = "its names differ by '_orig_mod.' or 'module.': rename them" if wrapped else _FIXES[section]
+            listed = first_of([f"'{name}'" for name in lacking if _section(name) == section])
+            raise RequestError(f"the checkpoint has no {listed}, which the pipeline has: {fix}")
+        known = {f"model.{place.name}" for held in places(self.model).values() for place in held if place.persistent}
+        for name in sorted({*tensors, *items}.difference(known, own.names)):
+            if (section := _section(name)) == "model" or _is_state_of(name, stepped):
                 raise RequestError(
-                    f"'{name}' has the shape {there} in the checkpoint and {tuple(tensor.shape)} in the model: "
-                    f"{_OTHER_MODEL}"
+                    f"the checkpoint has '{name[:200]}', which the pipeline does not have: {_FIXES[section]}"
                 )
-        for number, average in enumerate(self.averages):
-            for name, tensor in average.tensors.items():
-                if listing.get(f"ema.{number}.tensors.{name}") != tuple(tensor.shape):
-                    raise RequestError(
-                        f"the checkpoint has no average of '{name}' for average {number} of the pipeline: it was "
-                        "written without; call panpipe.weights.ema(pipe) after pipe.resume(), or resume from one "
-                        "written with it"
-                    )
-        for kind, own in (("scaler", self.scaler), ("scheduler", self._scheduler)):
-            if own is not None and kind not in listing:
+        for name, tensor in own.tensors.items():
+            if (there := tuple(tensors[name].shape)) != tuple(tensor.shape):
                 raise RequestError(
-                    f"the checkpoint has no state of a {kind}, and the pipeline has one: leave {kind}= out, or resume "
-                    "from a checkpoint that was written with it"
+                    f"'{name}' has the shape {there} in the checkpoint and {tuple(tensor.shape)} in the pipeline: "
+                    f"{_FIXES[_section(name)]}"
                 )
-        if self._optimizer_name is not None:
-            self._check_optimizer(listing)
-
-    def _check_optimizer(self, listing: Listing) -> None:
-        names = sorted(name for name in listing if name.startswith("optimizer."))
-        if not names:
-            raise RequestError(
-                "the checkpoint has no state of an optimizer, and the pipeline has an optimizer: resume from one that "
-                "was written with it, or load only its weights, by Run(weights=)"
-            )
-        for state in self.states.values():
-            for name, kept in ({} if state.named_state is None else state.named_state.kept).items():
-                found = _below(f"optimizer.state.{name}.", names)
-                if not found and not _below(f"optimizer.param_groups.{name}.", names):
-                    raise RequestError(
-                        f"the checkpoint's optimizer does not step '{name}' and the pipeline's does: freeze it, or "
-                        "load only the checkpoint's weights, by Run(weights=)"
-                    )
-                if found != kept:
-                    raise RequestError(
-                        f"the checkpoint has {_listed(found)} of '{name}' and the pipeline's optimizer keeps "
-                        f"{_listed(kept)}: it is of another optimizer; {_OTHER_OPTIMIZER}"
-                    )
 
     def _check_classes(self, items: Mapping[str, Any]) -> None:
         """Refuse the state of another optimizer or scheduler class: different classes may have equal keys."""
@@ -228,14 +199,19 @@ def _put(value: Tensor, tensor: Tensor) -> None:
         tensor.copy_(value)
 
 
-def _below(prefix: str, names: Sequence[str]) -> set[str]:
-    """What follows a prefix in sorted names."""
-    found = takewhile(lambda name: name.startswith(prefix), names[bisect_left(names, prefix) :])
-    return {name.removeprefix(prefix) for name in found}
+def _section(name: str) -> str:
+    return name.partition(".")[0]
 
 
-def _listed(keys: set[str]) -> str:
-    return ", ".join(sorted(keys)) or "nothing"
+def _stepped(names: Iterable[str]) -> set[str]:
+    """The parameters of which there are options."""
+    return {name.removeprefix(_OPTIONS).rpartition(".")[0] for name in names if name.startswith(_OPTIONS)}
+
+
+def _is_state_of(name: str, parameters: Set[str]) -> bool:
+    """Whether a name is of the optimizer's state of one of some parameters."""
+    words = name.removeprefix(_STATE).split(".")
+    return name.startswith(_STATE) and any(".".join(words[:end]) in parameters for end in range(1, len(words)))
 
 
 def fitted(own: Parts, reader: CheckpointReader, training: TrainingState) -> Parts:
@@ -250,12 +226,10 @@ def fitted(own: Parts, reader: CheckpointReader, training: TrainingState) -> Par
             isinstance(there[name], tuple) and [type(each) for each in there[name]] == [str, dict]
         ):
             raise _refusal(name, "a class name and a state", there[name])
-    training.check({name: kept.shape for name, kept in reader.tensors.items()}, there)
+    training.check(own, reader.tensors, there)
     for name, tensor in own.tensors.items():
-        kept, mine = reader.tensors.get(name), _text(tensor.shape, tensor.dtype)
-        found = "not" if kept is None else _text(kept.shape, kept.dtype)
-        if found != mine:
-            raise RequestError(f"'{name}' is {found} in the checkpoint and {mine} in the pipeline: {_OTHER}")
+        if (dtype := reader.tensors[name].dtype) != tensor.dtype:
+            raise RequestError(f"'{name}' is {dtype} in the checkpoint and {tensor.dtype} in the pipeline: {_OTHER}")
     items = {}
     for name, item in own.items.items():
         check_item(name, item, there.get(name, NOTHING))

@@ -68,12 +68,6 @@ class NamedState:
         found = self._of_first_owners(self._shards)
         return {name: bool(found.get(name)) for name in self.names}
 
-    @property
-    def kept(self) -> dict[str, set[str]]:
-        """Parameter → the keys of its state, also if it was not stepped yet."""
-        own = self._own()
-        return {name: set(leaves_of(own.get(name) or self._blank(name))) for name in self.names}
-
     def read(self) -> State:
         """The state by its flattened names. All replicas that share the optimizer call this together, and get whole
         tensors on the CPU; otherwise tensors are the optimizer's own, where it has any."""

@@ -149,7 +149,7 @@ def test_checkpoint_of_parameters_without_gradient_and_frozen_ones(tmp_path):
     second.resume(tmp_path / "a")
     assert unequal(everything(second), everything(first)) == []
     assert first.step(torch.ones(4, 4)) == second.step(torch.ones(4, 4))
-    with pytest.raises(panpipe.RequestError, match=r"optimizer does not step '0.weight' and the pipeline's does"):
+    with pytest.raises(panpipe.RequestError, match=r"has no 'optimizer\.state\.0\.weight\..*, which the pipeline has"):
         pipe(frozen=False).resume(tmp_path / "a")
 
 
@@ -197,7 +197,7 @@ def test_scaler_is_resumed_and_skipped_updates_do_not_step_the_scheduler(tmp_pat
     second.resume(tmp_path / "a")
     assert second._session.trainer.training.scaler.get_scale() == first._session.trainer.training.scaler.get_scale() > 4
     assert (second.metrics.steps, second.metrics.updates) == (first.metrics.steps, 1)
-    with refusal("no state of a scaler, and the pipeline has one"):
+    with refusal("no 'scaler', which the pipeline has: leave scaler= out"):
         second.load_state_dict(pipe_of(CONV, scheduler=warm_up).state_dict())
 
 
@@ -230,14 +230,14 @@ def refusal(said):
     ("options", "said"),
     [
         ({"optimizer": plain_adam}, "of the optimizer AdamW and the pipeline has Adam"),
-        ({"scheduler": warm_up}, "no state of a scheduler, and the pipeline has one"),
+        ({"scheduler": warm_up}, "no 'scheduler', which the pipeline has: leave scheduler= out"),
         (
             {"optimizer": torch.optim.AdamW},
             "'.*' has .* in the checkpoint and '.*' has .* parameter group",
         ),
         (
             {"optimizer": lambda n: torch.optim.AdamW(n, amsgrad=True)},
-            "has exp_avg, exp_avg_sq, step of '.*' and the pipeline's optimizer keeps exp_avg, exp_avg_sq, max_exp_avg",
+            "no 'optimizer.state.*.max_exp_avg_sq' and .* more, which the pipeline has: it is of another optimizer",
         ),
     ],
 )
@@ -252,15 +252,15 @@ def test_files_that_are_no_checkpoint_are_refused(written, options, said):
 
 def test_checkpoint_of_another_model_is_refused(written):
     pipe = pipe_of(GPT)
-    with refusal("no 'embedding.weight' and .* more, which the model has: it is a checkpoint of another model"):
+    with refusal("no 'model.embedding.weight' and .* more, which .*: it is a checkpoint of another model"):
         pipe.resume(written)
     state = pipe_of(CONV).state_dict()
     wide = pipe_of(CONV)
     state["model"]["head.bias"] = torch.zeros(5)
-    with refusal(r"'head.bias' has the shape \(5,\) in the checkpoint and \(3,\) in the model"):
+    with refusal(r"'model.head.bias' has the shape \(5,\) in the checkpoint and \(3,\) in the pipeline"):
         wide.load_state_dict(state)
     state["model"] = {**wide.state_dict()["model"], "tail.bias": torch.zeros(3)}
-    with refusal("has 'tail.bias', which the model does not have"):
+    with refusal("has 'model.tail.bias', which the pipeline does not have: it is a checkpoint of another model"):
         wide.load_state_dict(state)
     with refusal("this is no state of a pipeline"):
         wide.load_state_dict(wide._session.model.state_dict())
@@ -268,7 +268,7 @@ def test_checkpoint_of_another_model_is_refused(written):
 
 def test_checkpoint_without_optimizer_state_is_refused(tmp_path):
     pipe_of(CONV, optimizer=None).checkpoint(tmp_path / "a")
-    with refusal("has no state of an optimizer, and the pipeline has an optimizer"):
+    with refusal("has no 'optimizer.state.*, which the pipeline has: it is of another optimizer; train with"):
         pipe_of(CONV).resume(tmp_path / "a")
 
 
@@ -276,7 +276,7 @@ def test_checkpoint_of_another_optimizer_class_with_the_same_state_is_refused(tm
     first = pipe_of(CONV, optimizer=momentum(0.9))
     train(first, CONV, 1)
     first.checkpoint(tmp_path / "a")
-    with refusal("has momentum_buffer of '.*' and the pipeline's optimizer keeps nothing"):
+    with refusal("has '.*.momentum_buffer', which the pipeline does not have: it is of another optimizer"):
         pipe_of(CONV, optimizer=momentum(0)).resume(tmp_path / "a")
 
 

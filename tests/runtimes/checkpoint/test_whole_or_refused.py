@@ -226,11 +226,19 @@ def with_tensor(folder, name, tensor):
 @pytest.mark.parametrize(
     ("name", "tensor", "said"),
     [
-        ("model.head.bias", torch.zeros(5), r"'head.bias' has the shape \(5,\) in the checkpoint"),
-        ("model.head.bias", torch.zeros(3, dtype=torch.float64), "'model.head.bias' is torch.float64 of shape"),
-        ("optimizer.state.head.bias.exp_avg", torch.zeros(1), r"'optimizer.state.head.bias.exp_avg' is .*\(1,\)"),
-        ("optimizer.state.head.bias.step", torch.zeros(2), "'optimizer.state.head.bias.step' is"),
-        ("model.strange", torch.zeros(5), "has 'strange', which the model does not have"),
+        ("model.head.bias", torch.zeros(5), r"'model.head.bias' has the shape \(5,\) in the checkpoint"),
+        (
+            "model.head.bias",
+            torch.zeros(3, dtype=torch.float64),
+            "'model.head.bias' is torch.float64 in",
+        ),
+        (
+            "optimizer.state.head.bias.exp_avg",
+            torch.zeros(1),
+            r"'optimizer.*head.bias.exp_avg' has the shape \(1,\)",
+        ),
+        ("optimizer.state.head.bias.step", torch.zeros(2), "'optimizer.state.head.bias.step' has the shape"),
+        ("model.strange", torch.zeros(5), "has 'model.strange', which the pipeline does not have"),
     ],
 )
 def test_tensors_of_other_shapes_are_refused(pipe, copied, name, tensor, said):

@@ -130,7 +130,7 @@ def test_an_average_is_saved_resumed_and_refused_where_it_is_not_in_the_checkpoi
     one.resume(tmp_path / "with")
     assert again_ema.updates == 1
     assert all(torch.equal(again_ema.tensors[name], kept[name]) for name in kept)
-    with pytest.raises(panpipe.RequestError, match=r"has no average of '0\.weight' .* written without"):
+    with pytest.raises(panpipe.RequestError, match=r"has no 'ema\.0\.tensors\.0\.weight'.* written without"):
         one.resume(tmp_path / "without")
 
 
