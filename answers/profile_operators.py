@@ -1,8 +1,9 @@
 """``panpipe profile``: measures operators and a link, and fits a device type to them."""
 
 import datetime
+import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from ..core.analytic.calibration import Calibration, Residual, Sample, calibrate
 from ..core.cluster.catalog import catalogue, find_device
-from ..core.cluster.catalog.device_file import Numbers, device_file
+from ..core.cluster.catalog.catalogue import FORMAT
 from ..core.cluster.device_type import DeviceType
 from ..core.cluster.sourced import Source
 from ..core.errors import RequestError
@@ -18,6 +19,8 @@ from ..core.files.write import write_text
 from ..runtimes.devices.available_memory import machine
 from .output import note, print_json, print_table, seconds_text
 
+Numbers = Mapping[str, tuple[float, Source]]
+"""Number and source by dotted name, the names as in ``DeviceType.sources``."""
 GPU_SCALE = 64
 """How many times larger the measured operators are on a GPU than on a CPU core."""
 
@@ -207,3 +210,36 @@ def _show(found: Calibration, base: DeviceType, what: str, link: tuple[float, fl
           f"{device.effective_memory_bytes_per_s / 1e9:.1f} GB/s")  # fmt: skip
     if link is not None:
         print(f"Between two threads {link[0] / 1e9:.1f} GB/s, {seconds_text(link[1])}")
+
+
+def device_file(name: str, like: str, title: str, numbers: Numbers, link: Numbers | None = None) -> str:
+    """The text of a catalogue file (TOML).
+
+    Args:
+        name: name of the device.
+        like: the catalogue entry that all other numbers are inherited from.
+        title: a name for display.
+        numbers: those that differ from the entry's.
+        link: numbers of a link type ``NAME-link`` between two such devices.
+    """
+    lines = [f'format = "{FORMAT}"', "", f"[devices.{_text(name)}]", f"like = {_text(like)}", f"title = {_text(title)}"]
+    if link is not None:
+        lines += [f"host_link = {_text(f'{name}-link')}", f"host_copy = {_text(f'{name}-link')}"]
+    lines += [_line(key, *number) for key, number in numbers.items() if "." not in key]
+    for table in dict.fromkeys(key.partition(".")[0] for key in numbers if "." in key):
+        lines += ["", f"[devices.{_text(name)}.{table}]"]
+        lines += [
+            _line(key.partition(".")[2], *number) for key, number in numbers.items() if key.startswith(f"{table}.")
+        ]
+    if link is not None:
+        lines += ["", f"[links.{_text(f'{name}-link')}]", f"title = {_text(f'Between two of {title}')}"]
+        lines += [_line(key, *number) for key, number in link.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _line(key: str, value: float, source: Source) -> str:
+    return f"{key} = {{ value = {value:.4g}, {'assumed' if source.assumed else 'source'} = {_text(source.text)} }}"
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)  # a JSON string is a basic string of TOML

@@ -1,7 +1,19 @@
-"""A cluster: devices, the hubs between them and the links that they share. Documents of ``panpipe.cluster/1``."""
+"""A cluster: devices, the hubs between them and the links that they share. Documents of ``panpipe.cluster/1``.
+
+The bandwidth of a host's memory is a link, too, which all transfers that read or write it share. It leads from the host
+to a node of its own, and has one rate for both directions together::
+
+    gpu0 ─ pcie0 ─ host0 ══ memory of host0        an offload ends there: it writes; a reload starts there: it reads
+                     │
+    gpu1 ─ pcie1 ────┘                             a transfer that is staged through the host writes, then reads
+
+So offload, messages and collectives contend for it by the rules of all links, with a rate for each NUMA node. A
+transfer between devices on two sockets is staged in the memory of the first socket that it reaches; a transfer through
+NICs uses a host's memory only if its path crosses that host.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import inf, isfinite
 from pathlib import Path
@@ -15,8 +27,7 @@ from ..documents import converter, read_document, to_json
 from ..errors import RequestError
 from ..files.limits import MOST_DEVICES, check_seconds
 from .device_type import DeviceType
-from .host_memory import check_memory_rate, into_memory, memory_links, staged
-from .routing import ArrangedRouter, Hop, Link, Router, path_latency_s, path_rate
+from .routing import ArrangedRouter, Hop, Link, ParallelPath, Router, path_latency_s, path_rate
 
 FORMAT = "panpipe.cluster/1"
 HUB_KINDS = ("switch", "pcie", "host", "nic")
@@ -107,7 +118,10 @@ class Cluster:
             if hub.memory_bytes is not None and (hub.kind != "host" or hub.memory_bytes < 0):
                 rule = "it must be at least 0" if hub.kind == "host" else "only hubs of kind host have memory"
                 raise RequestError(f"memory_bytes of '{hub.name}' is {hub.memory_bytes}: {rule}")
-            check_memory_rate(hub.name, hub.kind, hub.memory_bytes_per_s)
+            rate = hub.memory_bytes_per_s
+            if rate is not None and (hub.kind != "host" or not 0 < rate < inf):
+                rule = "give a number above 0" if hub.kind == "host" else "only hubs of kind host have memory"
+                raise RequestError(f"memory_bytes_per_s of '{hub.name}' is {rate}: {rule}")
         _check_links(self.links, counts)
 
     @cached_property
@@ -127,8 +141,12 @@ class Cluster:
 
     @cached_property
     def memories(self) -> dict[str, Link]:
-        """The memory of every host that has a rate, as a link (see :mod:`.host_memory`), by the host's name."""
-        return memory_links((hub.name, hub.memory_bytes_per_s) for hub in self.hubs if hub.kind == "host")
+        """The memory of every host that has a rate, as a link (see the module), by the host's name."""
+        return {
+            hub.name: Link(hub.name, f"memory of {hub.name}", rate, 0.0, both_bytes_per_s=rate)
+            for hub in self.hubs
+            if hub.kind == "host" and (rate := hub.memory_bytes_per_s) is not None
+        }
 
     def path(self, src: int, dst: int) -> tuple[Hop, ...]:
         """Links from device ``src`` to device ``dst``, each with its direction (True from a to b).
@@ -148,7 +166,7 @@ class Cluster:
                     f"no link connects {ends}: add one; paths cross another device only if the cluster file has "
                     '"forwards": true for it'
                 )
-            self._paths[src, dst] = staged(path, self.memories)
+            self._paths[src, dst] = _staged(path, self.memories)
         return self._paths[src, dst]
 
     def arranged(self, order: Sequence[int]) -> "Cluster":
@@ -175,7 +193,7 @@ class Cluster:
             if path is None:
                 name = self.devices[device].name
                 raise RequestError(f"device {device} ('{name}') reaches no hub of kind host: add one with a link to it")
-            self._host_paths[device] = into_memory(path, self.memories)
+            self._host_paths[device] = _into_memory(path, self.memories)
         return self._host_paths[device]
 
     def host_of(self, device: int) -> Hub:
@@ -190,6 +208,38 @@ class Cluster:
             return 0.0
         path = self.path(src, dst)
         return path_latency_s(path) + size_bytes / path_rate(path)
+
+
+def _staged(path: tuple[Hop, ...], memories: Mapping[str, Link]) -> tuple[Hop, ...]:
+    """A path between devices with the memory of the hosts that stage its data: written, then read.
+
+    Args:
+        path: the path over links, without memory.
+        memories: the memory links of hosts, by the host's name.
+    """
+    if not memories or isinstance(path, ParallelPath):  # its parts are staged
+        return path
+    found: list[Hop] = []
+    staging = False
+    for link, from_a in path:
+        found.append((link, from_a))
+        memory = memories.get(link.b if from_a else link.a)
+        if memory is not None and not staging:
+            found += [(memory, True), (memory, False)]
+        staging = memory is not None
+    return tuple(found)
+
+
+def _into_memory(path: Sequence[Hop], memories: Mapping[str, Link]) -> tuple[Hop, ...]:
+    """A path to a host, extended into its memory.
+
+    Args:
+        path: the path over links, without memory.
+        memories: the memory links of hosts, by the host's name.
+    """
+    link, from_a = path[-1]
+    memory = memories.get(link.b if from_a else link.a)
+    return tuple(path) if memory is None else (*path, (memory, True))
 
 
 def _check_links(links: tuple[Link, ...], places: Counter[str]) -> None:
