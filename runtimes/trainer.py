@@ -129,7 +129,7 @@ class Trainer:
     def replace(self, parts: PlanSetup) -> None:
         """Train by another plan from now on; its stages have no values yet."""
         for each in self.offloads.values():
-            each.memory.close()
+            each.close()
         self.adopt(parts)
         self.checks.follow(parts.stages, self.queues)
         self.state.accumulated = None
@@ -391,7 +391,7 @@ class Trainer:
             self.checks.close()
         self.closed = True
         for each in self.offloads.values():
-            each.memory.close()
+            each.close()
         self.team.close()
 
     def refuse_closed(self) -> None:

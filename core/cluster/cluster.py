@@ -27,7 +27,7 @@ from ..documents import converter, read_document, to_json
 from ..errors import RequestError
 from ..files.limits import MOST_DEVICES, check_seconds
 from .device_type import DeviceType
-from .routing import ArrangedRouter, Hop, Link, ParallelPath, Router, path_latency_s, path_rate
+from .routing import ArrangedRouter, Hop, Link, Router, path_latency_s, path_rate
 
 FORMAT = "panpipe.cluster/1"
 HUB_KINDS = ("switch", "pcie", "host", "nic")
@@ -217,7 +217,7 @@ def _staged(path: tuple[Hop, ...], memories: Mapping[str, Link]) -> tuple[Hop, .
         path: the path over links, without memory.
         memories: the memory links of hosts, by the host's name.
     """
-    if not memories or isinstance(path, ParallelPath):  # its parts are staged
+    if not memories:
         return path
     found: list[Hop] = []
     staging = False

@@ -14,7 +14,7 @@ context ranks, then expert ranks: rank (e × context + c) × tensor + t.
 """
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from attrs import evolve, frozen
 
@@ -22,29 +22,7 @@ from ..errors import RequestError
 from .cluster import Cluster, Hub
 from .collectives import Phase, ring_order, rings
 from .rank_kinds import CONTEXT_RANKS, EXPERT_RANKS, TENSOR_RANKS
-from .routing import Hop, ParallelPath, Router, path_latency_s
-
-
-class GroupRouter(Router):
-    """Paths between groups.
-
-    Args:
-        cluster: of the devices.
-        groups: per group its devices.
-    """
-
-    def __init__(self, cluster: Cluster, groups: Sequence[Sequence[int]]) -> None:
-        self.cluster = cluster
-        self.groups = groups
-
-    def path(self, src: int, dst: int) -> tuple[Hop, ...]:
-        """The paths from each rank of group ``src`` to the same rank of group ``dst``."""
-        pairs = zip(self.groups[src], self.groups[dst], strict=True)
-        return ParallelPath.of([self.cluster.path(a, b) for a, b in pairs])
-
-    def nearest(self, src: int, kind: str) -> tuple[Hop, ...] | None:
-        """Groups have no path to a host: copies of several ranks to the host are not modelled."""
-        return None
+from .routing import Hop, ParallelPath, path_latency_s
 
 
 @frozen(slots=False, cache_hash=True)
@@ -62,10 +40,6 @@ class GroupedCluster(Cluster):
     context: int = 1
     experts: int = 1
 
-    @cached_property
-    def _router(self) -> Router:
-        return GroupRouter(self.single, self.groups)
-
     @property
     def single(self) -> Cluster:
         """The cluster of the single devices."""
@@ -81,6 +55,20 @@ class GroupedCluster(Cluster):
     def tensor(self) -> int:
         """Number of tensor ranks of each group."""
         return self.width // (self.context * self.experts)
+
+    def path(self, src: int, dst: int) -> tuple[Hop, ...]:
+        """The paths from each rank of group ``src`` to the same rank of group ``dst``."""
+        if (src, dst) not in self._paths:
+            pairs = zip(self.groups[src], self.groups[dst], strict=True)
+            self._paths[src, dst] = ParallelPath.of([self.single.path(a, b) for a, b in pairs])
+        return self._paths[src, dst]
+
+    def host_path(self, device: int) -> tuple[Hop, ...]:
+        """Raises a RequestError: copies of several ranks to the host are not modelled."""
+        raise RequestError(
+            f"{self.width} ranks of a stage share its work, and their copies to the host are not modelled: leave "
+            "offload out"
+        )
 
     def arranged(self, order: Sequence[int]) -> "GroupedCluster":
         """The same groups in another order."""

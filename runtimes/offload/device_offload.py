@@ -8,22 +8,26 @@ The storages of a microbatch are taken from the saved tensors, freed, and put ba
 No storage is resized: one that other code still references stays alive, with its values.
 """
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
+from ...backends.streams import Streams, streams_of
 from ...core.capture.programs.stage_programs import SavedStorage
 from ...core.errors import warn_caller
 from ...core.plan.memory_policy import Storage
 from ...core.plan.plan import Plan
 from ...core.policies.offload import HostSlots, host_slots
 from ...core.tensor_metadata import storage_of
+from ..devices.available_memory import lockable_bytes
 from ..programs.stage_run import StageRun
-from .copies import Copy, Part
-from .host_memory import HostMemory
+from .copies import Copies, Copy, FileArena, MemoryArena, Part, StreamCopies, ThreadCopies
+from .tier import OffloadTier
 
 
 @frozen
@@ -192,7 +196,7 @@ class BoundOffload:
             warning.
     """
 
-    _memory: HostMemory
+    _offload: "DeviceOffload"
     _slots: Mapping[Key, Sequence[int]]
     _staying: set[tuple[int, str]]
     _away: dict[Key, MovingCopy] = field(factory=dict)
@@ -202,7 +206,7 @@ class BoundOffload:
         moved = MovedStorages.take(run.saved(microbatch), run.offloaded, run.persistent)
         if moved.staying:
             self._warn_of_staying(run, moved)
-        copy = self._memory.copies.out(self._parts(run, microbatch, moved))
+        copy = self._offload.copies.out(self._parts(run, microbatch, moved))
         self._away[run.index, microbatch] = issued = MovingCopy(copy, moved, True)
         return issued
 
@@ -210,7 +214,7 @@ class BoundOffload:
         """Allocate the storages of a microbatch again, and issue their copy from the host."""
         own = self._away.pop((run.index, microbatch))
         own.moved.allocate()
-        copy = self._memory.copies.back(self._parts(run, microbatch, own.moved), own.copy)
+        copy = self._offload.copies.back(self._parts(run, microbatch, own.moved), own.copy)
         return MovingCopy(copy, own.moved, False)
 
     def _parts(self, run: StageRun, microbatch: int, moved: MovedStorages) -> list[Part]:
@@ -229,10 +233,18 @@ class BoundOffload:
 
 
 class DeviceOffload:
-    """Offload of one device to its memory on the host."""
+    """Offload of one device to its arena on the host.
 
-    def __init__(self, device: int, memory: HostMemory) -> None:
-        self._device, self.memory = device, memory
+    Args:
+        separate: whether each direction of the copies has a queue of its own.
+    """
+
+    def __init__(self, tier: OffloadTier, device: torch.device, number: int, separate: bool = False) -> None:
+        self._tier, self._device, self._number, self._separate = tier, device, number, separate
+        self.bytes = 0
+        self._copies: Copies | None = None
+        self._unpin: Callable[[], object] | None = None
+        self._arena: MemoryArena | FileArena | None = None
         self._staying: set[tuple[int, str]] = set()
 
     def bind(self, plan: Plan, runs: Stages) -> BoundOffload:
@@ -242,9 +254,84 @@ class DeviceOffload:
             RequestError: there is no space for the arena.
         """
         offloaded = [{index: run.offloaded for index, run in own.items()} for own in runs]
-        slots = slots_of(plan, self._device, offloaded)
-        self.memory.reserve(slots.bytes)
-        return BoundOffload(self.memory, slots.offsets, self._staying)
+        slots = slots_of(plan, self._number, offloaded)
+        self.reserve(slots.bytes)
+        return BoundOffload(self, slots.offsets, self._staying)
+
+    @property
+    def copies(self) -> Copies:
+        """The copies; there are some once an arena is reserved."""
+        assert self._copies is not None
+        return self._copies
+
+    def reserve(self, size: int) -> None:
+        """Have an arena of at least this many bytes; between steps.
+
+        Raises:
+            RequestError: there is no space for it.
+        """
+        if self._copies is not None and size <= self.bytes:
+            return
+        self.close()
+        streams = streams_of(self._device)
+        self._copies = self._threaded(size) if streams is None else self._streamed(size, streams)
+        self.bytes = size
+
+    def close(self) -> None:
+        """Free the arena."""
+        if self._copies is not None:
+            self._copies.close()
+        if self._arena is not None:
+            self._arena.close()
+        if self._unpin is not None:
+            self._unpin()
+        self._copies = self._unpin = self._arena = None
+        self.bytes = 0
+
+    def _threaded(self, size: int) -> Copies:
+        folder = self._tier.folder
+        self._arena = MemoryArena(size) if folder is None else FileArena(folder, size)
+        name = f"panpipe copies of device {self._number}"
+        return ThreadCopies(self._arena, name, separate=self._separate)
+
+    def _streamed(self, size: int, streams: Streams) -> Copies:
+        arena = torch.empty(size, dtype=torch.uint8)
+        if self._device.type == "cuda":
+            if pin(arena, self._device):
+                self._unpin = finalizer = weakref.finalize(self, unpin, arena, self._device)
+                finalizer.atexit = False  # the driver is gone then
+            else:
+                warn_caller(self._not_pinned(arena))
+        return StreamCopies(arena, streams, self._device, self._number, self._separate)
+
+    def _not_pinned(self, arena: Tensor) -> str:
+        """The warning that copies use pageable memory, with the limit that may be the reason."""
+        left = lockable_bytes()
+        limit = "" if left is None or left >= arena.nbytes else f" (ulimit -l leaves {left} bytes)"
+        return (
+            f"the host pins no {arena.nbytes} bytes for the saved tensors of device {self._number}{limit}: copies use "
+            "pageable memory, which is slower, and the host waits for them; raise ulimit -l, or offload less"
+        )
+
+
+def pin(memory: Tensor, device: torch.device) -> bool:
+    """Page-lock exactly this memory, if the driver does; torch's own allocator of pinned memory rounds up to powers of
+    two. ``device`` is the GPU that copies it."""
+    if not memory.nbytes:
+        return False
+    runtime: Any = torch.cuda.cudart()
+    done = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+    if not done:  # CUDA keeps the error, and the next launch of a kernel raises it: this one
+        with suppress(RuntimeError):
+            torch.ones(1, device=device)
+    return done
+
+
+def unpin(memory: Tensor, device: torch.device) -> None:
+    """Undo `pin`, when no copy uses the memory any more."""
+    torch.cuda.synchronize(device)
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostUnregister(memory.data_ptr())
 
 
 def slots_of(plan: Plan, device: int, offloaded: Sequence[Mapping[int, Sequence[SavedStorage]]]) -> HostSlots:

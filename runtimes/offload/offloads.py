@@ -18,7 +18,6 @@ from ..devices.available_memory import bytes_left, container_bytes, physical_byt
 from ..launch.team import Team
 from ..programs.compiled import Compiled
 from .device_offload import DeviceOffload, slots_of
-from .host_memory import HostMemory
 from .tier import OffloadTier
 
 
@@ -45,16 +44,16 @@ def offloads(
     found = {}
     try:
         for device, size in sizes.items():
-            memory = HostMemory(tier, where[device], device, separate=plan.memory.host_copy_queues == 2)
-            found[device] = DeviceOffload(device, memory)
-            memory.reserve(size)
+            separate = plan.memory.host_copy_queues == 2
+            found[device] = DeviceOffload(tier, where[device], device, separate=separate)
+            found[device].reserve(size)
     except (RequestError, MemoryError, RuntimeError) as error:
         failure = error
     try:
         team.agree(failure)
     except BaseException:
         for each in found.values():
-            each.memory.close()
+            each.close()
         raise
     return found
 

@@ -22,7 +22,7 @@ from ...core.plain_data import exchanged
 from ..devices.compute import ComputeQueue, Stopwatch, compute_queue
 from ..launch.team import Team
 from ..offload.copies import Copy, Part
-from ..offload.host_memory import HostMemory
+from ..offload.device_offload import DeviceOffload
 from ..offload.offloads import usable_bytes
 from ..offload.tier import OffloadTier
 
@@ -54,7 +54,7 @@ def host_rates(
     """
     if usable is not None:
         storage = max(min(storage, usable // (STORAGES * MICROBATCHES)), SMALLEST)
-    memory, queue = HostMemory(tier, device, number), compute_queue(device, number)
+    memory, queue = DeviceOffload(tier, device, number), compute_queue(device, number)
     memory.reserve(storage * STORAGES * MICROBATCHES)
     out_s, back_s = 0.0, 0.0
     try:
@@ -72,7 +72,7 @@ def host_rates(
     return size / out_s, size / back_s
 
 
-def _round(memory: HostMemory, device: torch.device, storage: int) -> tuple[list[Copy], list[Copy]]:
+def _round(memory: DeviceOffload, device: torch.device, storage: int) -> tuple[list[Copy], list[Copy]]:
     """Copy microbatches out, and then back, the last one first."""
     outs, backs = list[Copy](), list[Copy]()
     for microbatch in range(MICROBATCHES):

@@ -3,17 +3,14 @@
     profiled operators ──▶ slowness of each device ──▶ search ──▶ gain? ──▶ state moves between ranks
 
 The results of training do not depend on the plan, so they have the same bits as without. The new plan is not cached: it
-is for devices as they are at this moment. With ``replan="auto"``, when steps are slower for a while than in the contest
-that chose the plan, in this run or an earlier one, another plan is found and compared with the present one:
-
-    fastest of the last 12 steps ──▶ 10 % slower than recorded? ──▶ a plan for the present speeds ──▶ contest with it
+is for devices as they are at this moment.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import Tensor
 
 from ...core.costs.costs import stage_costs, stage_edges
@@ -34,9 +31,7 @@ from ...core.search.suggestions.preference import preference
 from ...core.validation.validate import validate
 from ..batch.example import Example
 from ..checkpoint.checkpoints import Checkpoints
-from ..engine.step_data import StepOptions
-from ..planning.contest import Candidate, Contest, Turn
-from ..planning.contest_run import TimedSteps
+from ..planning.contest import Contest
 from ..planning.measurements import Measurements
 from ..profile.measured_cluster import measured_cluster
 from ..programs.stage_compiler import ProgramOptions
@@ -50,30 +45,6 @@ LEAST_GAIN = 0.05
 """Share by which the present plan must be predicted to be slower than another one: moving takes some steps, too."""
 SECONDS = 10.0
 """Limit on the search."""
-
-
-@frozen
-class ReplanResult:
-    """The result of planning again: the best plan for the present speeds, and what it is compared with.
-
-    Args:
-        plan: the best one, with its prediction.
-        present_s: predicted step of the present plan at these speeds.
-        slowness: how much longer each device takes than the fastest one.
-    """
-
-    plan: Plan
-    present_s: float
-    slowness: tuple[float, ...]
-
-    @property
-    def gain(self) -> float:
-        """The present step ÷ the new one, less 1."""
-        return self.present_s / self.plan.predicted.step_s - 1
-
-    def worth_moving(self, present: Plan, least_gain: float = LEAST_GAIN) -> bool:
-        """Whether the plan gains enough over the present one."""
-        return self.gain > least_gain and self.plan.hash != present.hash
 
 
 def kept_example(example: Example) -> Example:
@@ -150,17 +121,19 @@ class Replanner:
         """A plan that gains enough at the present speeds; None if there is none. The result is logged."""
         trainer.stages.ensure_equal_values()
         trainer.team.agree(self.refusal(trainer))
-        found = self.find(trainer)
-        moves = found is not None and found.worth_moving(trainer.plan, least_gain)
+        slow, plan, present_s = self._find(trainer)
+        differs = plan is not None and plan.hash != trainer.plan.hash
+        moves = plan is not None and differs and present_s > (1 + least_gain) * plan.predicted.step_s
         if trainer.team.first:
-            LOGGER.warning("%s", describe_result(found, moves, least_gain))
-        return found.plan if found is not None and moves else None
+            LOGGER.warning("%s", describe_result(slow, plan, present_s, moves, least_gain))
+        return plan if moves else None
 
-    def find(self, trainer: Trainer) -> ReplanResult | None:
+    def _find(self, trainer: Trainer) -> tuple[Sequence[float], Plan | None, float]:
         """Profile and search. All ranks call this together, and get the same result.
 
         Returns:
-            The best plan; None if no plan is found.
+            How much longer each device takes than the fastest one; the best plan for these speeds, None if none is
+            found; and the predicted step of the present one.
         """
         team, plan = trainer.team, trainer.plan
         measured = Measurements(self._example, team, trainer.training.optimizer, evolve(self._programs, known={}))
@@ -181,7 +154,7 @@ class Replanner:
             shard=self._level(plan),
         )  # fmt: skip
 
-        def choose() -> tuple[Plan, float] | None:
+        def choose() -> tuple[Plan | None, float]:
             try:
                 blocks = Blocks.of(graph, options.boundaries, sizes)
                 joined = [blocks.joined(graph) for graph in devices]
@@ -189,15 +162,14 @@ class Replanner:
                     joined, cluster, plan.microbatches, wanted, parameter_sizes=sizes, replicas=replicas
                 )
             except InfeasibleError:
-                return None
+                return None, 0.0
             found = evolve(blocks.expanded(found), mesh=team.mesh)
             if trainer.training.needs_all_stages:
                 found = predicted_again(found, synchronised(found), oracle)
             present = plan if prediction is not None else evolve(plan, prediction=found.prediction)
             return found, step_s_on(devices, present, message, oracle)
 
-        chosen = team.decide(choose)
-        return None if chosen is None else ReplanResult(*chosen, slow)
+        return slow, *team.decide(choose)
 
     def move(self, trainer: Trainer, checkpoints: Checkpoints, plan: Plan, others: Sequence[Plan] = ()) -> None:
         """Move stages and their state to where another plan has them. All ranks call this together.
@@ -256,19 +228,26 @@ class Replanner:
         return AUTO if self.options.shard == AUTO else max(plan.shard, key=LEVELS.index)
 
 
-def describe_result(found: ReplanResult | None, replaced: bool, least_gain: float = LEAST_GAIN) -> str:
-    """The result of planning again, in one line."""
-    if found is None:
+def describe_result(
+    slow: Sequence[float], plan: Plan | None, present_s: float, replaced: bool, least_gain: float = LEAST_GAIN
+) -> str:
+    """The result of planning again, in one line.
+
+    Args:
+        slow: how much longer each device takes than the fastest one.
+        plan: the best one for these speeds, with its prediction; None if none fits.
+        present_s: predicted step of the present plan at these speeds.
+    """
+    if plan is None:
         return "no plan fits the devices at their present speeds: the present one stays"
-    step_s, present_s = found.plan.predicted.step_s, found.present_s
-    slow = [f"device {d} takes {f:.2f} times as long as the fastest" for d, f in enumerate(found.slowness) if f > 1]
-    why = ", ".join(slow) or "all devices are equally fast"
+    named = [f"device {d} takes {f:.2f} times as long as the fastest" for d, f in enumerate(slow) if f > 1]
+    why, step_s = ", ".join(named) or "all devices are equally fast", plan.predicted.step_s
     if not replaced:
         gain = f"to gain {least_gain:.0%} over the present one" if least_gain else "to be faster than the present one"
         return f"{why}; no plan is predicted {gain}: it stays"
     return (
-        f"{why}; a faster plan is {found.plan.schedule}, {plan_size(found.plan)}: predicted step "
-        f"{step_s * 1e3:.4g} ms, {found.gain:+.0%} against {present_s * 1e3:.4g} ms of the plan before"
+        f"{why}; a faster plan is {plan.schedule}, {plan_size(plan)}: predicted step {step_s * 1e3:.4g} ms, "
+        f"{present_s / step_s - 1:+.0%} against {present_s * 1e3:.4g} ms of the plan before"
     )
 
 
@@ -320,66 +299,3 @@ def slowed(graph: OpGraph, factor: float) -> OpGraph:
             for node in graph.nodes
         ),
     )
-
-
-WINDOW = 12
-"""Steps whose fastest one counts: a short disturbance does not slow all of them."""
-SLOWER, FEWEST = 0.1, 6
-"""Share by which it must be slower than before, and the fewest of these steps that have a size of before."""
-LONGEST = 64
-"""Largest number of windows between two attempts that found nothing better."""
-
-
-class AutomaticReplanning:
-    """Plans a pipeline again when its steps become slower; a step is compared with the fastest of nearly the same size.
-
-    Args:
-        replan: finds a plan for the present speeds and begins a contest with it; returns whether there is one. Raises a
-            RequestError if it cannot.
-        recorded: the fastest steps of the plan in an earlier run.
-    """
-
-    def __init__(self, trainer: Trainer, replan: Callable[[], bool], recorded: Sequence[Turn] = ()) -> None:
-        self._trainer, self._replan, self._timed, self._pause = trainer, replan, TimedSteps(trainer), 1
-        self.record(recorded)
-
-    def record(self, turns: Sequence[Turn]) -> None:
-        """Compare later steps with these alone."""
-        self._fastest = Candidate(self._trainer.plan, list(turns)).fastest
-
-    def train(self, batch: Any, options: StepOptions) -> Tensor:
-        """Train on a batch, and plan again before it if steps are slower. All ranks call this together.
-
-        Returns:
-            The loss, as ``Trainer.train``.
-        """
-        if self._timed.begins() and len(self._timed.turns) >= WINDOW * self._pause:
-            self._compare(self._timed.agreed()[-WINDOW:])
-        return self._timed.train(batch, options)
-
-    def _compare(self, turns: Sequence[Turn]) -> None:
-        """Compare some steps with those before them, and plan again if all of them are slower."""
-        known = {turn.of_class: turn for turn in self._fastest}
-        pairs = [(turn, known[turn.of_class]) for turn in turns if turn.size and turn.of_class in known]
-        slower, now, before = min(
-            ((now.each_s / before.each_s, now.seconds, before.each_s * now.size) for now, before in pairs),
-            default=(0.0, 0.0, 0.0),
-        )
-        if len(pairs) < FEWEST or slower <= 1 + SLOWER:
-            self._pause = 1
-            self.record([*self._fastest, *turns])
-            return
-        team = self._trainer.team
-        if team.first:
-            LOGGER.warning(
-                "the fastest of the last %d steps took %.4g ms, and %.4g ms before", WINDOW, now * 1e3, before * 1e3
-            )
-        begins = False
-        try:
-            begins = self._replan()
-        except RequestError as error:
-            if team.first:
-                LOGGER.warning("%s", error)
-        # The present times are those of the plan now; after attempts without a better plan it waits longer.
-        self.record([] if begins else turns)
-        self._pause = 1 if begins else min(2 * self._pause, LONGEST)

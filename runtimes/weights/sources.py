@@ -63,7 +63,7 @@ def weights_from(given: "str | Path | ModuleInit | None", model: nn.Module, seed
         RequestError: it has another type, or the checkpoint cannot be read.
     """
     if isinstance(given, str | Path):
-        return FromCheckpoint(model, Checkpoint(given), FromModules(model, None, seed))
+        return FromCheckpoint(model, None, seed, Checkpoint(given))
     if isinstance(given, Mapping):
         raise RequestError(
             "weights is a dict: load it into the model before, by model.load_state_dict(...), or write it by "
@@ -158,20 +158,10 @@ class FromModules(Weights):
 
 
 @define
-class FromCheckpoint(Weights):
-    """Values of a checkpoint, for tensors on meta and for others; those that it does not have, by initialisation.
+class FromCheckpoint(FromModules):
+    """Values of a checkpoint, for tensors on meta and for others; those that it does not have, by initialisation."""
 
-    Args:
-        rest: initialises buffers that the checkpoint does not have.
-    """
-
-    model: nn.Module
     checkpoint: Checkpoint
-    rest: FromModules
-    _places: dict[str, tuple[Place, ...]] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._places = places(self.model)
 
     def check(self, read: Collection[str]) -> None:
         parameters = [name for name in read if self._places[name][0].kind == "parameter"]
@@ -182,13 +172,13 @@ class FromCheckpoint(Weights):
             found, first = self._find(name), self._places[name][0]
             if found is not None:
                 self.checkpoint.check(found, first.kind, tensor_at(first))
-        self.rest.check([name for name in read if self._find(name) is None])
+        super().check([name for name in read if self._find(name) is None])
 
     def fill(self, held: Mapping[str, Tensor], unset: Collection[str]) -> None:
         found = {name: there for name in held if (there := self._find(name)) is not None}
         with torch.no_grad():
             self.checkpoint.read_into({there: held[name] for name, there in found.items()})
-        self.rest.fill(held, [name for name in unset if name not in found])
+        super().fill(held, [name for name in unset if name not in found])
 
     def overwrites(self, name: str) -> bool:
         return self._find(name) is not None

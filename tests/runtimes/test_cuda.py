@@ -22,7 +22,7 @@ from panpipe.core.capture.graph.randomness import GraphGenerators, bernoulli, ra
 from panpipe.core.errors import RequestError
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.diagnose.parity import reference_step
-from panpipe.runtimes.offload.host_memory import pin, unpin
+from panpipe.runtimes.offload.device_offload import pin, unpin
 from panpipe.runtimes.programs.graphs.graph_pool import graph_pool
 from torch import nn
 

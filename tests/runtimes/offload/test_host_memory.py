@@ -11,9 +11,9 @@ from panpipe.backends import streams
 from panpipe.core.errors import RequestError
 from panpipe.runtimes import trainer
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.offload import host_memory
+from panpipe.runtimes.offload import device_offload
 from panpipe.runtimes.offload.copies import MemoryArena, Part
-from panpipe.runtimes.offload.host_memory import HostMemory, pin, unpin
+from panpipe.runtimes.offload.device_offload import DeviceOffload, pin, unpin
 from panpipe.runtimes.offload.tier import OffloadTier
 
 from ...laws.grouped import grouped
@@ -38,7 +38,7 @@ def data(size):
 
 def test_threads_and_files_end_with_what_refers_to_them(tmp_path):
     before = set(threading.enumerate())
-    memory = HostMemory(OffloadTier(tmp_path), torch.device("cpu"), 0)
+    memory = DeviceOffload(OffloadTier(tmp_path), torch.device("cpu"), 0)
     memory.reserve(1 << 16)
     file = memory._arena._file
     (thread,) = memory.copies._threads
@@ -58,9 +58,9 @@ def test_threads_and_files_end_with_what_refers_to_them(tmp_path):
 def test_memory_that_is_not_pinned_is_used_pageable_with_one_warning(monkeypatch, left, named):
     gpu, recorded = torch.device("cuda", 0), RecordedStreams()
     monkeypatch.setitem(streams._KINDS, "cuda", recorded)
-    monkeypatch.setattr(host_memory, "pin", lambda memory, device: False)
-    monkeypatch.setattr(host_memory, "lockable_bytes", lambda: left)
-    memory = HostMemory(OffloadTier(), gpu, 0)
+    monkeypatch.setattr(device_offload, "pin", lambda memory, device: False)
+    monkeypatch.setattr(device_offload, "lockable_bytes", lambda: left)
+    memory = DeviceOffload(OffloadTier(), gpu, 0)
     said = f"the host pins no 64 bytes for the saved tensors of device 0{named}: copies use pageable memory"
     with pytest.warns(UserWarning, match=said) as warned:
         memory.reserve(64)
