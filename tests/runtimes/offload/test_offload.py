@@ -119,7 +119,7 @@ def test_a_file_that_cannot_grow_refuses_the_larger_batch_alone(tmp_path, monkey
         build(ThreadTeam(2), GPT, F32, 6, away, MICROBATCHES, offload=OffloadTier(tmp_path)),
         copies._reserve,
     )
-    largest = max(each.memory.bytes for each in pipe._trainer.offloads.values())
+    largest = max(each.bytes for each in pipe._trainer.offloads.values())
 
     def full(file, size):
         if size > largest:
@@ -143,9 +143,9 @@ def test_evaluation_between_steps_does_not_touch_the_arena():
     batch = CASES[GPT].batch(12, F32)
 
     def evaluated(pipe):
-        before = [each.memory.copies for each in pipe._trainer.offloads.values()]
+        before = [each.copies for each in pipe._trainer.offloads.values()]
         pipe.evaluate(batch)
-        assert [each.memory.copies for each in pipe._trainer.offloads.values()] == before
+        assert [each.copies for each in pipe._trainer.offloads.values()] == before
 
     same(trained(GPT, plan, meanwhile=evaluated), trained(GPT, away, meanwhile=evaluated))
 
@@ -197,7 +197,7 @@ def test_arena_is_as_large_as_the_plan_says_and_what_stays_is_logged_with_its_re
     pipe = build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
     pipe.step(CASES[GPT].batch(12, F32))
     for device, each in pipe._trainer.offloads.items():
-        assert each.memory.bytes == host_slots(away, device).bytes
+        assert each.bytes == host_slots(away, device).bytes
     pipe.close()
     assert re.search(r"stage 0: saved tensor '\w+' of \d+ bytes stays on its device: it is smaller", caplog.text)
 

@@ -71,7 +71,7 @@ class Setting:
             yield pipe
         finally:
             for each in pipe._trainer.offloads.values():
-                each.memory.close()
+                each.close()
 
     def batch(self, case: Case, rows: int = ROWS) -> Any:
         """A batch of this process's replica; those of other replicas have fewer rows."""
@@ -107,11 +107,11 @@ def batchnorm_and_evaluation_in_between(setting: Setting) -> list[Any]:
     with setting.pipeline(CONV) as pipe:
         for _ in range(2):
             found += steps(pipe, batch)
-            copies = [each.memory.copies for each in pipe._trainer.offloads.values()]
+            copies = [each.copies for each in pipe._trainer.offloads.values()]
             for training in (False, True):
                 pipe._session.model.train(training)
                 found.append(pipe.evaluate(batch).item().hex())
-            assert [each.memory.copies for each in pipe._trainer.offloads.values()] == copies
+            assert [each.copies for each in pipe._trainer.offloads.values()] == copies
     return found
 
 

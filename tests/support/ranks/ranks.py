@@ -933,7 +933,7 @@ def _bits(team, plan, tier):
         gradients = [p.grad for p in pipe._session.model.parameters() if not p.is_meta and p.grad is not None]
         found += [crc32(gradient.numpy().tobytes()) for gradient in gradients]
     for each in pipe._trainer.offloads.values():
-        each.memory.close()
+        each.close()
     return found
 
 
