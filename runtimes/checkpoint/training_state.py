@@ -131,7 +131,7 @@ class TrainingState:
         """
         self._check_classes(items)
         stepped = _stepped(own.items)
-        lacking = [name for name in ("scheduler", "scaler") if name in own.items and name not in items]
+        lacking: list[str] = [name for name in ("scheduler", "scaler") if name in own.items and name not in items]
         lacking += [name for name in own.tensors if name not in tensors]
         lacking += [name for name in own.items if name.startswith(_STATE) and name not in items]
         lacking += [f"{_OPTIONS}{name}" for name in sorted(stepped - _stepped(items))]
