@@ -90,6 +90,8 @@ class Example:
                 )
         else:
             operators = operators_of(capture())
+        for set_flag in operators.step.flags:  # as after a first step in eager: a configuration that is saved has them
+            set_flag()
         return cls(model, step, largest, operators, trace, varying)
 
     @property

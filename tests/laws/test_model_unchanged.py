@@ -1,4 +1,7 @@
-"""After ``panpipe.pipeline(...)`` returns, the model is as it was: tensors, and all attributes of every module."""
+"""After ``panpipe.pipeline(...)`` returns, the model is as it was: tensors, and all attributes of every module.
+
+A flag that the first step sets for all later ones is set, as after a step in eager.
+"""
 
 import enum
 import warnings
@@ -61,3 +64,27 @@ def test_model_is_as_it_was(name):
         found = dict(after[path])
         assert [name for name, value in attributes if name not in found or changed(value, found[name])] == [], path
         assert len(found) == len(attributes), path
+
+
+class Prepared(nn.Module):
+    """A model that prepares itself in its first step, as a configuration gets the kind of its labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.kind = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind is None:
+            self.kind = "regression" if x.is_floating_point() else "classes"
+        return self.layers(x).square().mean() if self.kind == "regression" else self.layers(x).mean()
+
+
+def test_a_flag_that_the_first_step_sets_is_set():
+    model, batch = Prepared(), torch.randn(4, 4)
+    with panpipe.pipeline(
+        model, lambda model, batch: model(batch), batch, optimizer=torch.optim.SGD, microbatches=2, plan="1f1b",
+        run=panpipe.Run(progress=False),
+    ) as pipe:  # fmt: skip
+        assert model.kind == "regression"
+        pipe.step(batch)
+        assert model.kind == "regression"

@@ -1,6 +1,6 @@
 """Turns an exported program into a captured step: classifies its placeholders, and rewrites its graph."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve, field
@@ -55,6 +55,7 @@ class CapturedStep:
         sizes: the symbols of its sizes; None if all sizes are numbers.
         clamps: name of a parameter that the step limits before it reads it, as CLIP does with its logit scale → the
             calls that do it, as (method, arguments); whoever runs the step makes them before.
+        flags: set the flags that the first step sets for all later ones; capture puts them back.
     """
 
     graph: fx.Graph
@@ -74,6 +75,7 @@ class CapturedStep:
     batch_writes: dict[int, str] = field(factory=dict)
     sizes: SizeSymbols | None = None
     clamps: dict[str, list[tuple[str, Sequence[Any]]]] = field(factory=dict)
+    flags: Sequence[Callable[[], object]] = ()
 
     def with_sizes(self, sizes: Sizes) -> "CapturedStep":
         """The step as if it was captured with these sizes: with numbers in place of symbolic ones.

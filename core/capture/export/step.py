@@ -118,12 +118,13 @@ def capture_step(
         captured = capture()
         if (kept := breaks.changes.kept) or breaks.changes.flag is not None:
             # The step leaves what it computed, such as a list of losses, or a flag: another run must not use it.
-            flag = breaks.changes.flag
+            flag, flags = breaks.changes.flag, breaks.changes.flags
             breaks.again(kept)
             again = capture()
             if flag is not None:
                 _refuse_other_graph(captured, again, *flag)
             captured = again
+            captured.flags = flags
         if drawn_outside_of_torch() != drawn:
             breaks.drawn = drawn_outside_of_torch()
             capture()  # refused at the line

@@ -88,6 +88,7 @@ class Changes:
     Attributes:
         kept: name of a value that holds what the last run computed, and that another run may use; "" without one.
         flag: the line that reads a flag that the last run set, and the flag in words; None without one.
+        flags: set the flags that the last run set.
         following: whether runs start with what the last run left, to find out whether they use it.
     """
 
@@ -96,6 +97,7 @@ class Changes:
     kept: str = ""
     flag: tuple[str, str] | None = None
     following: bool = False
+    flags: list[Callable[[], object]] = field(factory=list)
     _redo: list[Callable[[], object]] = field(factory=list)
 
     @contextmanager
@@ -191,7 +193,7 @@ class Changes:
 
     def _judge(self, changes: list[_Change]) -> None:
         """Refuse or report the changes of a run, or keep what another run must not use; see the module."""
-        self.kept, self.flag, self._redo = "", None, []
+        self.kept, self.flag, self.flags, self._redo = "", None, [], []
         failures: list[Exception] = []
         warned: list[tuple[str, str]] = []
         for change in changes:
@@ -218,6 +220,7 @@ class Changes:
                     continue
             elif not captured and is_plain(new) and named is not None and early:
                 self.flag = self.flag or (named.read_at, change.what)
+                self.flags.append(change.redo)
                 self._redo.append(change.redo)
                 continue
             line = (named.written_at or named.read_at) if named is not None else ""
