@@ -306,6 +306,8 @@ def test_keep_removes_the_oldest_checkpoints_of_the_same_name_alone(pipe, writte
         pipe.checkpoint(tmp_path / "last", keep=2)
     with pytest.raises(panpipe.RequestError, match="wait is 'no': give True or False"):
         pipe.checkpoint(tmp_path / "step-30", wait="no")
+    with pytest.raises(panpipe.RequestError, match="update is 'no': give True or False"):
+        pipe.step({}, update="no")
 
 
 def test_a_checkpoint_has_the_permissions_of_a_new_folder(written, tmp_path):
