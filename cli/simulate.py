@@ -209,8 +209,10 @@ def _print(result: "SimulationResult", idle: IdleTime, limits: Sequence[int] | N
     _print_bubbles(result)
     if limits is None:  # a schedule file has neither bytes nor rates
         stages = Counter(plan.placement)
-        peaks = {"device": str, "peak memory": lambda device: result.peak_saved_bytes[device] / stages[device]}
-        print_records(f"Memory, in {SAVED}", range(plan.devices), peaks)
+        print_records(
+            f"Memory, in {SAVED}", range(plan.devices),
+            {"device": str, "peak memory": lambda device: result.peak_saved_bytes[device] / stages[device]},
+        )  # fmt: skip
     else:
         print_devices(result, limits)
         _print_hosts(result)

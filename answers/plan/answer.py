@@ -194,7 +194,7 @@ def _offload_text(plan: Plan) -> str:
     moved = sum(each.bytes * len(each.copies) for each in stages)
     return (
         f"Offload: {bytes_text(moved)} of saved tensors a step to the host and back, "
-        f"of stages {' '.join(str(each.stage) for each in stages)}"
+        f"of stage{'s' * (len(stages) > 1)} {' '.join(str(each.stage) for each in stages)}"
     )
 
 
