@@ -22,7 +22,7 @@ function figures() {
     const [peak, measuredPeak] = DATA.peaks.devices;
     const title = DATA.peaks.whole ? "Peak memory" : `Peak of ${DATA.peaks.kinds.join(", ")}`;
     box.append(deviceFigure(title, peak, measuredPeak, Math.max, (value) => quantity(value, BYTE_UNITS, 3), bytes,
-      (value, found) => (found > 0 ? signed(value / found - 1) : bytes(value))));
+      (value, found) => bytes(value) + (found > 0 ? `, ${signed(value / found - 1)}` : "")));
   }
   if (speedup !== null) {
     const ideal = DATA.plan.devices * DATA.plan.replicas;
