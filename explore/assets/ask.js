@@ -1,7 +1,9 @@
 // Questions to the server, which answers in lines of JSON.
 
 const CUT_OFF = "The server's answer was cut off: ask again, or start panpipe explore again.";
-const failure = (error) => (error.message === CUT_OFF ? CUT_OFF : `The server does not answer: ${error.message}`);
+const REFUSED = "refused";
+const failure = (error) => (error.message === CUT_OFF ? CUT_OFF
+  : `The server ${error.cause === REFUSED ? "was started again" : "does not answer"}: ${error.message}`);
 
 // Without a server answers are files, for the questions of a grid.
 function answerFile(path, question) {
@@ -13,7 +15,7 @@ async function ask(path, body, signal) {
   if (CHOICES.grid) return fetch(answerFile(path, body.question), { signal });
   const response = await fetch(path, { method: "POST", signal, body: JSON.stringify(body),
     headers: { "Content-Type": "application/json", "X-Panpipe-Token": CHOICES.token } });
-  if (response.headers.get("Content-Type")?.startsWith("text/plain")) throw new Error(await response.text());
+  if (response.headers.get("Content-Type")?.startsWith("text/plain")) throw new Error(await response.text(), { cause: REFUSED });
   return response;
 }
 

@@ -177,6 +177,11 @@ def test_page_says_that_the_server_does_not_answer(page, address):
     page.evaluate("() => showError('')")
     page.evaluate("() => { state.a = complete({ kind: 'plan' }); drawCluster(); }")
     page.get_by_text("The server does not answer: it is gone").wait_for()
+    refusal = """() => { window.fetch = async () => new Response("first open the address", {
+        status: 403, headers: { "Content-Type": "text/plain" } }); }"""
+    page.evaluate(refusal)
+    page.evaluate("() => askSlowAnswers(sides.a)")
+    page.get_by_text("The server was started again: first open the address").wait_for()
 
 
 @in_a_browser
