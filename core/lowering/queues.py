@@ -14,7 +14,7 @@ each receive the next compute item after it::
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, permutations
 
 from attrs import frozen
 
@@ -108,14 +108,13 @@ def computed_at(actions: Iterable[Action]) -> tuple[Positions, Positions]:
 def sending_pairs(plan: Plan) -> tuple[Pair, ...]:
     """The ordered pairs of devices between which a step of a plan sends: activations, gradients, and tied weights.
 
-    A tied weight's gradients go to the device of its first stage, and their sum goes back.
+    The devices with copies of a tied weight send each other their gradients.
     """
     where = plan.placement
     found = {(where[edge.src], where[edge.dst]) for edge in plan.edges}
     found |= {(where[edge.dst], where[edge.src]) for edge in plan.edges if edge.gradient_bytes > 0}
     for weight in plan.tied:
-        first = where[weight.stages[0]]
-        found |= {pair for stage in weight.stages for pair in ((first, where[stage]), (where[stage], first))}
+        found |= set(permutations({where[stage] for stage in weight.stages}, 2))
     return tuple(sorted((a, b) for a, b in found if a != b))
 
 

@@ -13,6 +13,7 @@ The sums over replicas before them, and the UNSHARD of parameters after STEP, ar
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
@@ -94,18 +95,12 @@ def _sync_tasks(_: Plan, compute: Compute, items: Sequence[Item], known: Sequenc
 
 
 def _tied_moves(task: Task, _: Plan, __: Sequence[StageCosts], cluster: Cluster) -> Movement:
-    """All send to the device of the first stage, which sends the sum back."""
+    """Each device with a copy sends its gradients to each other one."""
     assert task.weight is not None
-    first, size = task.items[0].device, task.weight.bytes
-    stages = Counter(item.device for item in task.items if item.device != first)
-
-    def one(src: int, dst: int, count: int) -> Phase:
-        path = cluster.path(src, dst)
-        return Phase(count * size, path_latency_s(path), path)
-
-    gather = [one(device, first, count) for device, count in stages.items()]
-    scatter = [one(first, device, count) for device, count in stages.items()]
-    return Movement([gather, scatter] if stages else (), size)
+    size, copies = task.weight.bytes, Counter(item.device for item in task.items)
+    paths = [(copies[src], cluster.path(src, dst)) for src, dst in permutations(copies, 2)]
+    flows = [Phase(count * size, path_latency_s(path), path) for count, path in paths]
+    return Movement([flows] if flows else (), size)
 
 
 def sync_bytes(plan: Plan) -> int:

@@ -1,19 +1,16 @@
 """Tied weights: every stage that reads one has a copy of it, and all copies get the sum of their gradients.
 
-The first of these stages sums the gradients in stage order, and sends the sum to the others.
+The devices with a copy send each other their gradients, and each adds all of them in the order of the stages.
 """
 
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...backends.contract import Backend, Handle
 from ...core.plan.plan import Plan, TiedWeight
 from ..update.stage_state import StageState
-
-Sent = tuple[Handle, Tensor]
-"""A transfer, and the tensor that is kept until it has ended."""
 
 
 class TiedReduction:
@@ -33,77 +30,35 @@ class TiedReduction:
 
         Every device sends its gradients before it waits for any, so the exchange cannot deadlock.
         """
-        here, sends = backend.device, list[Sent]()
-        self._copies = {
-            (stage, weight.name): self._states[stage].updated[weight.name]
-            for weight in self._tied
-            for stage in weight.stages
-            if stage in self._states and weight.name in self._states[stage].updated
-        }
-        tied = [weight for weight in self._tied if not self._frozen(weight) and not self._elsewhere(weight)]
-        partials = {weight.name: self._exchange_partials(weight, backend, sends) for weight in tied}
-        totals: list[tuple[nn.Parameter, Tensor, Handle]] = []
-        for weight in tied:
-            first, *others = weight.stages
-            mine = [stage for stage in others if self._placement[stage] == here]
-            if self._placement[first] == here:
-                total = _sum(partials[weight.name])
-                self._copies[first, weight.name].grad = total
-                for stage in mine:
-                    self._copies[stage, weight.name].grad = total.clone()
-                for stage in others:
-                    if stage not in mine:
-                        sends.append((backend.send([total], self._placement[stage]), total))
-            else:
-                for stage in mine:
-                    copy = self._copies[stage, weight.name]
-                    buffer = torch.empty_like(copy, memory_format=torch.contiguous_format)
-                    totals.append((copy, buffer, backend.receive([buffer], self._placement[first])))
-        for copy, buffer, handle in totals:
+        here, handles = backend.device, list[Handle]()
+        found: list[tuple[TiedWeight, list[Tensor]]] = []
+        for weight in self._tied:
+            own = {stage: self._states[stage] for stage in weight.stages if self._placement[stage] == here}
+            if not own or not all(_exchanged(state, weight.name) for state in own.values()):
+                continue
+            copies = {stage: state.updated[weight.name] for stage, state in own.items()}
+            gradients = {s: torch.zeros_like(copy) if copy.grad is None else copy.grad for s, copy in copies.items()}
+            others = dict.fromkeys(self._placement[stage] for stage in weight.stages if stage not in own)
+            handles += [backend.send([*gradients.values()], other) for other in others]
+            like = next(iter(copies.values()))
+            for other in others:
+                stages = [stage for stage in weight.stages if self._placement[stage] == other]
+                buffers = [torch.empty_like(like, memory_format=torch.contiguous_format) for _ in stages]
+                handles.append(backend.receive(buffers, other))
+                gradients |= dict(zip(stages, buffers, strict=True))
+            found.append((weight, [gradients[stage] for stage in weight.stages]))
+        for handle in handles:
             handle.wait()
-            copy.grad = buffer
-        for handle, _ in sends:
-            handle.wait()
-
-    def _frozen(self, weight: TiedWeight) -> bool:
-        """Whether it is frozen now; all devices with a copy see the same value."""
-        held = [self._states[stage].parameters[weight.name] for stage in weight.stages if stage in self._states]
-        return any(not copy.requires_grad for copy in held)
-
-    def _elsewhere(self, weight: TiedWeight) -> bool:
-        """Whether all of its slices belong to other replicas; every device of this replica gets the same answer."""
-        return any((stage, weight.name) not in self._copies for stage in weight.stages if stage in self._states)
-
-    def _exchange_partials(
-        self, weight: TiedWeight, backend: Backend, sends: list[Sent]
-    ) -> list[tuple[Tensor, Handle | None]]:
-        """Send this device's gradients to the device of the first stage; there, return all of them in stage order."""
-        here, owner_stage = backend.device, weight.stages[0]
-        owner = self._placement[owner_stage]
-        found: list[tuple[Tensor, Handle | None]] = []
-        for stage in weight.stages:
-            device = self._placement[stage]
-            if device == here and owner == here:
-                found.append((self._gradient(stage, weight.name), None))
-            elif device == here:
-                gradient = self._gradient(stage, weight.name)
-                sends.append((backend.send([gradient], owner), gradient))
-            elif owner == here:
-                first = self._copies[owner_stage, weight.name]
-                buffer = torch.empty_like(first, memory_format=torch.contiguous_format)
-                found.append((buffer, backend.receive([buffer], device)))
-        return found
-
-    def _gradient(self, stage: int, name: str) -> Tensor:
-        copy = self._copies[stage, name]
-        return torch.zeros_like(copy) if copy.grad is None else copy.grad
+        for weight, parts in found:
+            total = sum(parts[1:], parts[0])
+            mine = [self._states[stage] for stage in weight.stages if self._placement[stage] == here]
+            for number, state in enumerate(mine):
+                state.updated[weight.name].grad = total.clone() if number else total
 
 
-def _sum(partials: list[tuple[Tensor, Handle | None]]) -> Tensor:
-    for _, handle in partials:
-        if handle is not None:
-            handle.wait()
-    total = partials[0][0]
-    for partial, _ in partials[1:]:
-        total = total + partial
-    return total
+def _exchanged(state: StageState, name: str) -> bool:
+    """Whether the gradients of a tied weight are exchanged, by the same answer on all devices of a replica with a copy.
+
+    It may be frozen now, or all of its slices may belong to other replicas.
+    """
+    return state.parameters[name].requires_grad and name in state.updated

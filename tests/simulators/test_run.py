@@ -64,15 +64,15 @@ def test_the_trace_of_two_stages():
 def test_tied_weight_is_summed_after_its_last_stage():
     plan = two_stages(tied=(TiedWeight("embedding", (0, 1), 20),))
     result = simulate(plan)
-    # Stage 0 is there at 9; 20 bytes take 2.5 s to it and 2.5 s back; the steps of both stages follow.
+    # Stage 0 is there at 9; 20 bytes take 2.5 s in each direction; the steps of both stages follow.
     assert [(r.device, r.action.stage, r.issued_s, r.start_s, r.end_s) for r in result.tasks] == [
-        (0, 0, 9.0, 9.0, 14.0),
-        (1, 1, 5.5, 9.0, 14.0),
+        (0, 0, 9.0, 9.0, 11.5),
+        (1, 1, 5.5, 9.0, 11.5),
     ]
-    assert [starts[-1] for starts, _ in result.operation_times] == [14.0, 14.0]
-    assert result.step_s == 14.25
+    assert [starts[-1] for starts, _ in result.operation_times] == [11.5, 11.5]
+    assert result.step_s == 11.75
     reduced = [(e.device, e.start_s, e.end_s) for e in result.trace.events if e.action.kind == "REDUCE_TIED"]
-    assert reduced == [(1, 5.5, 14.0), (0, 9.0, 14.0)]
+    assert reduced == [(1, 5.5, 11.5), (0, 9.0, 11.5)]
 
 
 @pytest.mark.parametrize(
