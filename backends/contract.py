@@ -7,48 +7,14 @@ sum of its part, an all-gather gives all parts to all. The devices of a pipeline
 stage another.
 Every operation returns a handle. After ``wait`` the caller's next operations see the bytes; on CUDA it orders streams
 and need not block the host. `panpipe.backends.conformance` has a rule for each of these sentences.
-
-The memory into which a device receives the addends of sums is used again for the sums of a step. Fresh memory costs
-more than the sum: of 16 MiB over two ranks, 9.4 ms of processor time instead of 5.0 and 25 ms instead of 13 (gloo, four
-ranks on two cores, torch 2.13), because the C library returns large blocks to the kernel, which then clears them page
-by page.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
-
-
-class AddendMemory:
-    """Blocks of memory that sums use in turns."""
-
-    def __init__(self) -> None:
-        self._free: list[Tensor] = []
-
-    def take(self, like: Tensor) -> Tensor:
-        """A tensor of the shape, dtype and device of another: in the smallest free block that fits, or in a new one."""
-        size = like.nbytes
-        fitting = [block for block in self._free if block.nbytes >= size and block.device == like.device]
-        if not size or not fitting:
-            return torch.empty_like(like, memory_format=torch.contiguous_format)
-        block = min(fitting, key=lambda each: each.nbytes)
-        self._free = [each for each in self._free if each is not block]
-        return block[:size].view(like.dtype).view(like.shape)
-
-    def give_back(self, taken: Tensor) -> None:
-        """Free a tensor of `take`, for later ones."""
-        if taken.nbytes:
-            storage = taken.untyped_storage()
-            self._free.append(torch.empty(0, dtype=torch.uint8, device=taken.device).set_(storage))
-
-    def clear(self) -> None:
-        """Release all free blocks."""
-        self._free.clear()
-
 
 Pair = tuple[int, int]
 """An ordered pair of devices: sender, receiver."""
@@ -148,22 +114,14 @@ class Backend(ABC):
 
         The first dimension is a multiple of the number of devices. After `wait` the other parts have unspecified
         values. Otherwise as `all_reduce`. This implementation sends each device its part, and adds in the order of the
-        devices: (n − 1) / n times the bytes. It keeps the memory for addends until `free_addends`.
+        devices: (n − 1) / n times the bytes.
 
         Raises:
             WorkerError: a device is known to have stopped.
         """
         parts = tensor.chunk(self.devices) if tensor.numel() else ()
         sent = {peer: part for peer, part in enumerate(parts) if peer != self.device}
-        return _Summing(self, parts[self.device] if parts else tensor, sent, self._addends)
-
-    @cached_property
-    def _addends(self) -> AddendMemory:
-        return AddendMemory()
-
-    def free_addends(self) -> None:
-        """Free the memory that reduce-scatters keep for later ones; called when a step has no more of them."""
-        self._addends.clear()
+        return _Summing(self, parts[self.device] if parts else tensor, sent)
 
     def all_gather(self, tensor: Tensor) -> Handle:
         """Start to give the d-th of equal parts of device d's contiguous tensor to all devices, in place.
@@ -188,7 +146,7 @@ class Backend(ABC):
 
 
 class _Together:
-    """Several operations."""
+    """Several operations, or none."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
         self._handles = handles
@@ -199,21 +157,21 @@ class _Together:
             handle.wait()
 
 
+ENDED: Handle = _Together(())
+"""The handle of an operation that has ended."""
+
+
 class _Summing:
     """A sum over all devices, of which each receives the addends of the others and adds in the order of the devices.
 
     Args:
         total: this device's addend; the sum after `wait`.
         sent: every other device → the addend that it is sent.
-        memory: of addends; by default its own.
     """
 
-    def __init__(
-        self, end: Backend, total: Tensor, sent: Mapping[int, Tensor], memory: AddendMemory | None = None
-    ) -> None:
+    def __init__(self, end: Backend, total: Tensor, sent: Mapping[int, Tensor]) -> None:
         self._total, self._own = total, end.device
-        self._memory = AddendMemory() if memory is None else memory
-        self._received = {peer: self._memory.take(total) for peer in sent}
+        self._received = {peer: torch.empty_like(total, memory_format=torch.contiguous_format) for peer in sent}
         self._handles = [end.receive_now([self._received[peer]], peer) for peer in sent]
         self._handles += [end.send([tensor], peer) for peer, tensor in sent.items()]
 
@@ -234,5 +192,3 @@ class _Summing:
         for device in sorted(received):
             if device > self._own:
                 self._total.add_(received[device])
-        for addend in received.values():
-            self._memory.give_back(addend)

@@ -5,7 +5,6 @@ NVSwitch, of the 132 multiprocessors of an H100. A message between two ranks nee
 and compute needs the others, so the number is limited (``ncclConfig_t.maxCTAs``).
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +15,9 @@ from torch._C._distributed_c10d import AllgatherOptions
 from ..core.errors import RequestError
 from .data_collectives import group_store
 
-PAIR_VARIABLE, PAIR_CTAS = "PANPIPE_NCCL_PAIR_CTAS", 4
-SUM_VARIABLE, SUM_CTAS = "PANPIPE_NCCL_SUM_CTAS", 16
-"""Environment variables, and the most thread blocks of a communicator: for messages of two ranks, and for sums. Not
-measured yet: part ``nccl`` of ``benchmarks/gpu`` creates both with one GPU; on several compare ``panpipe profile
-links`` under other values."""
-_MOST_CTAS = 64  # NCCL 2.27: 1 to 64
+PAIR_CTAS, SUM_CTAS = 4, 16
+"""The most thread blocks of a communicator, of 1 to 64 (NCCL 2.27): for messages of two ranks, and for sums. Not
+measured yet: part ``nccl`` of ``benchmarks/gpu`` creates both with one GPU."""
 
 MOST_COMMUNICATORS = 32
 """Per process: the number of PyTorch's streams of one priority (`c10/cuda/CUDAStream.h`, ``kStreamsPerPool``). Streams
@@ -97,26 +93,12 @@ def _ordered(work: Any) -> None:
 
 def pair_communicator(ranks: Sequence[int], place: int) -> Communicator:
     """A communicator for messages from one rank to another."""
-    return Communicator(ranks, place, thread_blocks(PAIR_VARIABLE, PAIR_CTAS))
+    return Communicator(ranks, place, PAIR_CTAS)
 
 
 def sum_communicator(ranks: Sequence[int], place: int) -> Communicator:
     """A communicator for sums over some ranks."""
-    return Communicator(ranks, place, thread_blocks(SUM_VARIABLE, SUM_CTAS))
-
-
-def thread_blocks(variable: str, default: int) -> int:
-    """The most thread blocks of a communicator, from the environment.
-
-    Raises:
-        RequestError: the variable is not a number from 1 to 64.
-    """
-    given = os.environ.get(variable)
-    if given is None:
-        return default
-    if not given.isdecimal() or not 1 <= int(given) <= _MOST_CTAS:
-        raise RequestError(f"{variable} is '{given}': a communicator takes 1 to {_MOST_CTAS} thread blocks; give one")
-    return int(given)
+    return Communicator(ranks, place, SUM_CTAS)
 
 
 def check_count(wanted: int, open_now: int) -> None:

@@ -24,7 +24,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ...backends.contract import Backend, Handle
+from ...backends.contract import ENDED, Backend, Handle
 from ...backends.streams import release_unused
 from ...core.actions import RECV_KINDS, SEND_KINDS, WORK_KINDS, Action
 from ...core.errors import RequestError
@@ -204,17 +204,10 @@ class _NoTransport(Backend):
     name = "none"
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
-        return _Ended()
+        return ENDED
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
-        return _Ended()
+        return ENDED
 
     def close(self, failure: BaseException | None = None) -> None:
         pass
-
-
-class _Ended:
-    """A transfer that has ended."""
-
-    def wait(self) -> None:
-        """It has."""

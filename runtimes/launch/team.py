@@ -24,7 +24,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ...backends import memcpy
-from ...backends.contract import Backend, Handle, Pair
+from ...backends.contract import ENDED, Backend, Handle, Pair
 from ...backends.kind import BackendKind
 from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
@@ -195,7 +195,7 @@ class Team(ABC):
 
         Its messages are independent of those of the transport. One process has nothing to add.
         """
-        return _Done()
+        return ENDED
 
     def rank(self, number: int) -> int:
         """The rank of a device, by its number among all devices of all replicas."""
@@ -208,13 +208,6 @@ class Team(ABC):
         Args:
             failure: why the pipeline ends early; the other processes name it if they wait for this one.
         """
-
-
-class _Done:
-    """The handle of an operation that has ended."""
-
-    def wait(self) -> None:
-        """See :class:`Handle`."""
 
 
 class ThreadTeam(Team):

@@ -124,8 +124,6 @@ class Shards:
             if scatter is not None:
                 scatter.finish()
             flagged.wait()
-            for each in (replicas, self.sharing.replicas()):
-                each.free_addends()
             self._assign_gradients([True] * len(here) if all(here) else (flags != 0).tolist())
 
         if scatter is not None:

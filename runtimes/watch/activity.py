@@ -199,9 +199,6 @@ class WatchedBackend(Backend):
     def all_gather(self, tensor: Tensor) -> Handle:
         return Watched(self.end.all_gather(tensor), self._activity, self._others)
 
-    def free_addends(self) -> None:
-        self.end.free_addends()
-
     def close(self, failure: BaseException | None = None) -> None:
         self.end.close(failure)
 
