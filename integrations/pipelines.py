@@ -26,7 +26,7 @@ from ..core.capture.batch.batch_dims import AUTO, place_samples
 from ..core.capture.regions.breaks import StepFunction
 from ..core.capture.values.containers import flatten_batch
 from ..core.errors import RequestError
-from ..runtimes.batch.fingerprint import fingerprint
+from ..runtimes.batch.batch_agreement import fingerprint
 from ..runtimes.launch.launch import replica_here
 from ..runtimes.microbatches import BatchCutter, split_batch
 from ..runtimes.options import given_mesh, given_plan

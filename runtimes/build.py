@@ -246,6 +246,7 @@ class _Builder:
         options, example = self.options, self.example
         named, share, compiling = options.devices.named, options.devices.share, options.run.compiler
         given = {
+            "plan": options.plan and options.plan.hash,
             "microbatches": options.microbatches,
             **options.training.settings,
             "first_step": options.run.first_step,
@@ -346,17 +347,10 @@ class _Builder:
 
 
 def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) -> None:
-    """Refuse a plan that is not valid, not for this model, or different on another rank.
+    """Refuse a plan that is not valid, or not for this model.
 
     Threads refuse a plan that does not use the first devices of its cluster in order, unless ``anywhere`` is True.
     """
-    hashes = team.everywhere(lambda _: plan.hash)
-    other = next((number for number, found in enumerate(hashes) if found != hashes[0]), None)
-    if other is not None:
-        raise RequestError(
-            f"rank {team.rank(other)} has plan {hashes[other][:12]} and rank {team.rank(0)} has {hashes[0][:12]}: "
-            "every rank must run the same plan; give all of them the same file"
-        )
     if plan.graph_hash != operators.graph.hash:
         raise RequestError(
             f"the plan was made for '{plan.model}' (graph {plan.graph_hash[:12]}) but the captured step is "

@@ -20,7 +20,7 @@ from ..core.policies.sharding import NONE
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshRequest, mesh_for, mesh_in_simulator, refuse_planned_only
-from .programs.graphs.supported import check_device, check_plan
+from .programs.graphs.graph_pool import check_device, check_plan
 from .settings import AUTO, Auto, Memory, PlanningOptions, Run
 from .update.training import Training
 

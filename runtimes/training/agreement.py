@@ -28,7 +28,7 @@ from ...core.capture.graph.outputs import parts_in_words
 from ...core.capture.values.user_lines import line_of
 from ...core.errors import RequestError
 from ...core.wording import shape_text
-from ..batch.fingerprint import fingerprint
+from ..batch.batch_agreement import fingerprint
 from ..launch.team import Team
 from ..weights import Weights, places, tensor_at
 

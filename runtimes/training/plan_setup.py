@@ -37,7 +37,7 @@ from ..offload.device_offload import DeviceOffload
 from ..offload.offloads import offloads
 from ..offload.tier import OffloadTier
 from ..programs.compiled import Layout, compile_stages
-from ..programs.graphs.supported import check_plan, warn_of_ungraphed
+from ..programs.graphs.graph_pool import check_plan, warn_of_ungraphed
 from ..programs.stage_compiler import PlannedCompiler, ProgramOptions
 from ..update.training import Training
 from ..update.update import NormParameters

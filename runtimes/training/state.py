@@ -179,6 +179,7 @@ class PipelineState:
         accumulated: the batches whose gradients wait for an update; None if no gradients wait.
         norm: the global norm of the last update's gradients, before clipping; None without ``clip_norm``.
         skipped: whether the last update was skipped because a gradient or the loss was not finite.
+        not_finite: how many last steps in a row had a loss or a norm that is not finite.
         metrics: the other parts of the last batch's result.
     """
 
@@ -190,4 +191,5 @@ class PipelineState:
     accumulated: Accumulated | None = None
     norm: Tensor | None = None
     skipped: bool = False
+    not_finite: int = 0
     metrics: LazyValue[dict[str, float]] = field(factory=lambda: LazyValue(dict), repr=False)

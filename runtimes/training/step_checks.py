@@ -119,7 +119,6 @@ class StepChecks:
     ) -> None:
         self._mode, self._scaled, self._stages = training.on_nonfinite, scaled, stages
         self._monitoring, self._queues = Monitoring(monitors, stages), queues
-        self._in_a_row = 0
         self._last: Callable[[], NonFiniteError | None] | None = None
         self._state = state
 
@@ -222,12 +221,12 @@ class StepChecks:
         loss, norm = read_loss(), non_finite_norm()
         finite = bool(torch.isfinite(loss))
         if finite and norm is None:
-            self._in_a_row = 0
+            self._state.not_finite = 0
             return None
         if self._mode == WARN and ending is Ending.STEP and not updated:
             return None  # a scaler has skipped the update, which is its use
-        self._in_a_row += 1
-        if self._mode == WARN and self._in_a_row > 1:
+        self._state.not_finite += 1
+        if self._mode == WARN and self._state.not_finite > 1:
             return None
         origin = None if finite else self._origin(done, batch, updated)
         text = self._text(loss, step, origin) if norm is None or not finite else _norm_text(step, *norm)
@@ -252,7 +251,7 @@ class StepChecks:
         if self._mode == WARN:
             warn_caller(f"{message}; further ones in a row are not reported", RuntimeWarning)
         else:
-            again = f"; {counted(self._in_a_row, 'step')} in a row" if self._in_a_row > 1 else ""
+            again = f"; {counted(self._state.not_finite, 'step')} in a row" if self._state.not_finite > 1 else ""
             LOGGER.warning("%s%s", message, again)
 
     def _text(self, loss: Tensor, step: int, origin: Origin | None) -> str:

@@ -2,6 +2,10 @@
 
 import contextlib
 import copy
+import re
+import sys
+import threading
+from pathlib import Path
 
 import panpipe
 import pytest
@@ -136,3 +140,28 @@ def test_context_closes_and_reports_a_failure_of_this_process(pipe, monkeypatch,
     assert reported == [failure] * told
     with pytest.raises(RequestError, match="the pipeline is closed"):
         pipe.step(BATCH)
+
+
+def test_a_step_enters_the_files_that_the_documentation_lists():
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    section = text.split("## A step, file by file")[1].split("\n## ")[0]
+    listed = re.findall(r"^\d+\. `(.*?)`", section, re.MULTILINE)
+    entered, during = set[str](), threading.Event()
+
+    def note(frame, event, _):
+        if event == "call" and during.is_set():
+            entered.add(frame.f_code.co_filename)
+
+    threading.setprofile(note)  # of the threads of the devices, which the first step creates
+    try:
+        pipe, _ = pipeline_of(CASE, ROWS, 2, optimizer=SGD, clip_norm=1.0)
+        pipe.step(BATCH)
+        during.set()
+        sys.setprofile(note)
+        pipe.step(BATCH)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        pipe.close()
+    assert [name for name in listed if str(root / name) not in entered] == []

@@ -11,7 +11,7 @@ from panpipe.core.errors import RequestError
 from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.programs.graphs.supported import check_plan
+from panpipe.runtimes.programs.graphs.graph_pool import check_plan
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn
 
