@@ -114,8 +114,8 @@ def test_hand_edit_is_refused(plan, said):
 
 
 def test_idle_time_of_two_stages_by_cause():
-    # Device 0: 0F0 0–1, B's gradient is sent at 5.5 and there at 7, 0B0 7–9, sum of the tied weight until 14, STEP.
-    # Device 1: 1F0 2.5–3.5, 1B0 3.5–5.5, sum until 14, STEP until 15; device 0's STEP ends at 14.25.
+    # Device 0: 0F0 0–1, B's gradient is sent at 5.5 and there at 7, 0B0 7–9, sum of the tied weight until 11.5, STEP.
+    # Device 1: 1F0 2.5–3.5, 1B0 3.5–5.5, sum until 11.5, STEP until 12.5; device 0's STEP ends at 11.75.
     plan = plan_of(
         orders("0F0 0B0", "1F0 1B0"),
         (0, 1),
@@ -130,7 +130,7 @@ def test_idle_time_of_two_stages_by_cause():
         "dependency": 4.5,
         "communication": 1.5,
         "host copy": 0.0,
-        "reduction": 5.0,
+        "reduction": 2.5,
         "optimizer": 0.0,
         "cool-down": 0.75,
     }
@@ -139,7 +139,7 @@ def test_idle_time_of_two_stages_by_cause():
         "dependency": 0.0,
         "communication": 0.0,
         "host copy": 0.0,
-        "reduction": 8.5,
+        "reduction": 6.0,
         "optimizer": 0.0,
         "cool-down": 0.0,
     }

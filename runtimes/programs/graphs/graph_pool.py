@@ -19,7 +19,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ....core.capture.graph.random_draws import GraphGenerators
+from ....core.capture.graph.randomness import GraphGenerators
 from ....core.errors import RequestError, warn_caller
 from ....core.policies.sharding import LEVELS, part_of_gradients
 from ..compiled import Compiled
