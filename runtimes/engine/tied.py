@@ -30,7 +30,7 @@ class TiedReduction:
 
         Every device sends its gradients before it waits for any, so the exchange cannot deadlock.
         """
-        here, handles = backend.device, list[Handle]()
+        here, sends, receives = backend.device, list[Handle](), list[Handle]()
         found: list[tuple[TiedWeight, list[Tensor]]] = []
         for weight in self._tied:
             own = {stage: self._states[stage] for stage in weight.stages if self._placement[stage] == here}
@@ -39,15 +39,15 @@ class TiedReduction:
             copies = {stage: state.updated[weight.name] for stage, state in own.items()}
             gradients = {s: torch.zeros_like(copy) if copy.grad is None else copy.grad for s, copy in copies.items()}
             others = dict.fromkeys(self._placement[stage] for stage in weight.stages if stage not in own)
-            handles += [backend.send([*gradients.values()], other) for other in others]
+            sends += [backend.send([*gradients.values()], other) for other in others]
             like = next(iter(copies.values()))
             for other in others:
                 stages = [stage for stage in weight.stages if self._placement[stage] == other]
                 buffers = [torch.empty_like(like, memory_format=torch.contiguous_format) for _ in stages]
-                handles.append(backend.receive(buffers, other))
+                receives.append(backend.receive(buffers, other))
                 gradients |= dict(zip(stages, buffers, strict=True))
             found.append((weight, [gradients[stage] for stage in weight.stages]))
-        for handle in handles:
+        for handle in (*receives, *sends):  # a transport may post a receive when it is waited for
             handle.wait()
         for weight, parts in found:
             total = sum(parts[1:], parts[0])
