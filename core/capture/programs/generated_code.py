@@ -53,9 +53,18 @@ Program = Callable[[list[Any], Sink], list[Any]]
 """Takes its inputs in a list, which it empties so that nothing outlives its last use, and returns its outputs."""
 
 
-class _NoSink(Sink):
+class _NoSink:
+    def add(self, number: int, value: Any) -> None:
+        pass
+
+    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
+        pass
+
     def totals(self, numbers: tuple[int, ...]) -> Sequence[Tensor]:
         return ()
+
+    def added(self, numbers: tuple[int, ...]) -> None:
+        pass
 
 
 _FILE = "<stage program>"
