@@ -1,6 +1,5 @@
 """The keys of list-scheduled orders: simple patterns on every placement."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -17,8 +16,6 @@ CAP_ROUNDING = (0.0, 0.5, 1.0)
 PACES = ((1.0, 1.0), (2.0, 1.0), (4.0, 2.0))
 """Offset between the passes of neighbouring stages, in times of an F or an I: on chunks of even number, of odd
 number."""
-FOLDED_PACES = tuple(itertools.product((1.0, 2.0, 3.0), repeat=4))
-"""The same on a folded placement, with four separate offsets (F and I, even and odd chunks), as in a building block."""
 
 
 def placements(devices: int, chunks: int) -> Iterator[tuple[int, ...]]:
@@ -46,63 +43,28 @@ def patterns(task: Instance, most: int | None = None) -> Iterator[Priorities]:
     chosen = [
         (fused, pace, delay, rounding)
         for fused in splits
-        for pace in _paces(task, limited)
+        for pace in (PACES if limited and task.problem.chunks > 1 else PACES[:1])
         for delay in (W_DELAYS if not fused.all() else W_DELAYS[:1])
         for rounding in (CAP_ROUNDING if limited else CAP_ROUNDING[:1])
     ]
     for fused, pace, delay, rounding in chosen[:: 1 if most is None else -(-len(chosen) // most)]:
-        forward, back = _due_times(task, period, pace)
+        turn, (forward, back) = np.arange(task.problem.microbatches) * period, _first_due(task, *pace)
+        forward, back = forward[:, None] + turn, back[:, None] + turn
         caps = _caps(task, fused, back[:, 0] - forward[:, 0] + period, rounding)
         keys = np.stack([forward, back, back + delay * period])
         yield Priorities(keys, np.full(3, 0.5), caps, fused.copy())
 
 
-def _paces(task: Instance, limited: bool) -> list[tuple[float, ...] | int]:
-    """Offsets between stages (four numbers), or numbers of microbatches that pass through the chunks as a group."""
-    devices, chunks = task.problem.devices, task.problem.chunks
-    looped = chunks > 1 and tuple(task.placement) == looped_placement(devices, chunks)
-    few = PACES if limited and chunks > 1 else PACES[:1]
-    paces: list[tuple[float, ...]] = [(even, odd, even, odd) for even, odd in few]
-    if limited and chunks == 2 and not looped:
-        paces = list(dict.fromkeys([*paces, *FOLDED_PACES]))
-    return [*paces, *(dict.fromkeys((devices, -(-devices // 2))) if looped else ())]
-
-
-def _due_times(task: Instance, period: float, pace: tuple[float, ...] | int) -> tuple[Floats, Floats]:
-    """When F and I of every stage and microbatch are due, (stages, microbatches) each."""
-    if isinstance(pace, int):
-        return _grouped(task, period, pace)
-    turn = np.arange(task.problem.microbatches) * period
-    forward, back = _first_due(task, *pace)
-    return forward[:, None] + turn, back[:, None] + turn
-
-
-def _grouped(task: Instance, period: float, group: int) -> tuple[Floats, Floats]:
-    """A group of microbatches passes a chunk of all devices, then the next chunk, as in interleaved 1F1B and GIS
-    (PipeOffload, section 4)."""
-    chunks, devices = task.problem.chunks, task.problem.devices
-    chunk, device = np.divmod(np.arange(len(task.placement)), devices)
-    number, place = np.divmod(np.arange(task.problem.microbatches), group)
-    turn = (number * group + place / chunks) * period
-    hop = task.problem.hop_s
-    lap = group * period / chunks
-    forward = chunk * lap + device * (task.times[FORWARD] + hop)
-    back = forward[-1] + (chunks - 1 - chunk) * lap + (devices - device) * (task.times[INPUT] + hop)
-    return forward[:, None] + turn, back[:, None] + turn
-
-
-def _first_due(
-    task: Instance, forward_even: float, forward_odd: float, back_odd: float, back_even: float
-) -> tuple[Floats, Floats]:
+def _first_due(task: Instance, even_pace: float, odd_pace: float) -> tuple[Floats, Floats]:
     """When the first microbatch's F and I are due, with one offset for chunks of even and one for chunks of odd number.
 
     On a folded placement an even chunk leads from the first device to the last, and an odd chunk back to the first
     (Controllable Memory, section 3: the offsets δ0 and δ1).
     """
     even = np.arange(len(task.placement)) // task.problem.devices % 2 == 0
-    forward = np.cumsum(task.times[FORWARD] * np.where(even, forward_even, forward_odd) + task.hops)
+    forward = np.cumsum(task.times[FORWARD] * np.where(even, even_pace, odd_pace) + task.hops)
     hops = np.append(task.hops[1:], 0.0)
-    back = np.cumsum((task.times[INPUT] * np.where(even, back_even, back_odd) + hops)[::-1])[::-1]
+    back = np.cumsum((task.times[INPUT] * np.where(even, odd_pace, even_pace) + hops)[::-1])[::-1]
     return forward, forward[-1] + back
 
 
