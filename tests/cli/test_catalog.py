@@ -71,6 +71,11 @@ BAD = {
         ("show", "8xA100-40"),
         "there is no device type 'A100-40': did you mean A100-40GB",
     ),
+    "unknown link": (("show", "nvlink3"), "there is no link type 'nvlink3': did you mean nvlink3-port"),
+    "unknown link of a cluster": (
+        ("show", "2x8xH100:nic=8"),
+        "nic=8 of cluster '2x8xH100:nic=8': there is no link type '8'",
+    ),
     "nothing to show": (("show",), "'catalog show' is incomplete"),
     "another verb": (("draw", "8xH100"), "'catalog draw 8xH100' is incomplete"),
     "a drawing of all": (("--svg", "x.svg"), "--svg needs one cluster"),

@@ -249,11 +249,17 @@ def test_seconds_of_a_schedule_file_above_a_year_are_refused(tmp_path, capsys, o
 
 def test_schedule_file_is_simulated_without_invented_limits_and_rates(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    path = tmp_path / "schedule.csv"
-    assert main(["schedule", "1f1b", "--devices", "2", "--microbatches", "4", "--csv", str(path)]) == 0
+    path, report = tmp_path / "schedule.csv", tmp_path / "report.html"
+    words = ["schedule", "zb-v", "--devices", "2", "--microbatches", "4"]
+    assert main([*words, "--json"]) == 0
+    scheduled_ = json.loads(capsys.readouterr().out)
+    assert main([*words, "--csv", str(path)]) == 0
     assert "%" in capsys.readouterr().out.split("idle share")[1].splitlines()[2]
-    assert main(["simulate", str(path)]) == 0
+    assert main(["simulate", str(path), "--report", str(report)]) == 0
     out, err = capsys.readouterr()
+    data = Page(report.read_text(encoding="utf-8")).data
+    assert data["peaks"]["devices"] == [scheduled_["peak_memory"]]
+    assert (data["units"], data["limits"]) == ("plain", [])
     assert "inf" not in out
     assert "used" not in out
     assert "does not fit" not in err
