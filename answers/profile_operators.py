@@ -4,6 +4,7 @@ import datetime
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,10 @@ def described_device(like: str | None, device: str | None) -> DeviceType:
     if chosen_device(device).type == "cpu":
         return find_device("cpu-core")
     own = torch.cuda.get_device_name()
+    words = own.replace("-", " ").lower().split()
+    words += [a + b for a, b in pairwise(words)]  # RTX 3090
     names = sorted(catalogue().devices, key=len, reverse=True)
-    found = next((known for known in names if known.replace("-", " ").lower() in own.replace("-", " ").lower()), None)
+    found = next((known for known in names if set(known.lower().split("-")).issubset(words)), None)
     if found is None:
         raise RequestError(f"the catalogue has no '{own}': give --like DEVICE for the peak rates, see panpipe catalog")
     return find_device(found)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from panpipe.answers import kernel_profile
 from panpipe.answers.kernel_profile import Case, bundled_cases
+from panpipe.answers.profile_operators import described_device
 from panpipe.cli import main
-from panpipe.core.cluster.catalog import find_cluster
+from panpipe.core.cluster.catalog import find_cluster, find_device
 from panpipe.core.cluster.catalog.find import device_type
 
 
@@ -97,3 +98,13 @@ def test_kernels_of_bundled_cases_are_those_that_torch_counts():
         assert kernel.kind == "matmul", name
         assert kernel.flops == 2 * 64 * 256 * 256
         assert isinstance(call(), torch.Tensor)
+
+
+@pytest.mark.parametrize(("own", "known"), [
+    ("NVIDIA A100-SXM4-40GB", "A100-40GB"), ("NVIDIA A100-PCIE-80GB", "A100-PCIe-80GB"), ("NVIDIA H200", "H200"),
+    ("NVIDIA GeForce RTX 3090", "RTX3090"), ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100-PCIe"),
+])  # fmt: skip
+def test_gpu_is_the_device_of_the_catalogue_with_most_of_its_name(monkeypatch, own, known):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: own)
+    assert described_device(None, "cuda") == find_device(known)

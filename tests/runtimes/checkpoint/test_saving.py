@@ -5,6 +5,7 @@ import logging
 import re
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import panpipe
 import pytest
@@ -16,9 +17,9 @@ from panpipe.runtimes.checkpoint import checkpoints
 from panpipe.runtimes.checkpoint.checkpoints import export_checkpoint
 from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
-from panpipe.runtimes.checkpoint.state_parts import parts_of, write_tensor_file
+from panpipe.runtimes.checkpoint.state_parts import Parts, parts_of, write_tensor_file
 from panpipe.runtimes.checkpoint.writing import Save, begin_save, hidden_folder
-from panpipe.runtimes.launch.team import ONE_PROCESS
+from panpipe.runtimes.launch.team import ONE_PROCESS, Exchange
 
 from ...support.launch import results
 from ...support.programs.optimizing import everything, pipe_of, train, warm_up
@@ -139,6 +140,30 @@ def test_a_checkpoint_that_one_rank_cannot_write_fails_on_all(saving):
     assert first["folder of rank 1"] == second["folder of rank 1"]
     assert first["refused at"] == second["refused at"]
     assert first["left"] == second["left"] == ["step-3"]
+
+
+def test_files_that_are_not_in_one_folder_are_noticed(tmp_path):
+    """By two processes, as threads, of which the second one has another folder of the same name."""
+    path, values, barrier = tmp_path / "step-7", [None, None], threading.Barrier(2, timeout=20)
+    hidden = begin_save(path)
+    (tmp_path / "elsewhere" / hidden).mkdir(parents=True)
+
+    def work(number):
+        def gather(value):
+            values[number] = value
+            barrier.wait()
+            found = list(values)
+            barrier.wait()
+            return found
+
+        parts = Parts({f"model.p{number}": torch.ones(2)}, {"progress.steps": 7})
+        own = path if number == 0 else tmp_path / "elsewhere" / path.name
+        with pytest.raises(RequestError, match="it is not one folder on all ranks"):
+            Save(own, hidden, parts, 7, None, 2).run(Exchange(number, 2, gather))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+    assert not path.exists()
 
 
 # The last checkpoint of a folder, and the removal of older ones.
