@@ -75,7 +75,8 @@ def simulate(
     continues. A host that cannot hold what is offloaded to it is refused: training would not start.
 
     A schedule file has no costs: its stages are equal, each F, I and W takes 1 second per device, and messages take no
-    time, unless options set other times; a stage's saved tensors for one microbatch count as 1 byte.
+    time, unless options set other times. Memory is in one device's saved tensors for one microbatch; in --json a
+    stage's count as 1 byte.
 
     With --forward-only nothing is saved, reduced or stepped; a stage's F takes the same time as in training.
     """
