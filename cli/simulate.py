@@ -30,14 +30,14 @@ from ..core.files.write import write_text
 from ..core.lowering.derive import forward_only
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
-from ..core.report.data import ReportFacts, idle_data
 from ..core.schedules.meaning import short_name
-from ..core.timing.idle import IdleTime
+from ..core.timing.idle import IdleTime, idle_data
 from ..core.trace.trace import Trace
 from ..core.validation.interval import interval_of, interval_text
 from ..simulators.optimizer_step import OptimizerStep
 
 if TYPE_CHECKING:
+    from ..core.report.data import ReportFacts
     from ..simulators.result import SimulationResult
 
 
@@ -113,6 +113,7 @@ def simulate(
         write_text(trace, trace_json(result.trace))
         note(f"written to {trace}")
     if report is not None:
+        from ..core.report.data import ReportFacts
         from ..core.report.page import report_html
 
         if file.is_schedule:
@@ -127,8 +128,10 @@ def simulate(
         _print(result, idle, None if file.is_schedule else [device.memory_bytes for device in result.devices])
 
 
-def _facts(plan: Plan, idle: IdleTime) -> ReportFacts:
+def _facts(plan: Plan, idle: IdleTime) -> "ReportFacts":
     """What the report of a schedule file shows, whose times and sizes have no units."""
+    from ..core.report.data import ReportFacts
+
     summary = f"The schedule file {plan.model}: {plan_size(plan)}. Memory is in {SAVED}."
     return ReportFacts(title=plan.model, summary=summary, idle=idle, plain_units=True)
 

@@ -11,11 +11,10 @@ from ..answers.plan_files import plan_of_order
 from ..answers.uniform import CHUNKS_TO_TRY, build_schedule, figures, frontier_of
 from ..core.errors import InfeasibleError
 from ..core.plan.plan import MemoryPolicy, Plan
-from ..core.report.data import idle_data
 from ..core.report.schedule import schedule_data
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, costs_of, peak_of, search_limits
-from ..core.timing.idle import IdleTime, idle_time
+from ..core.timing.idle import IdleTime, idle_data, idle_time
 from ..core.timing.orders import evaluate
 from .question import Report, UniformQuestion, key_of, parse_question, plain_question, progress
 from .results import File, schedule_file

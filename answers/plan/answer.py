@@ -13,9 +13,8 @@ from ...core.documents import as_plain
 from ...core.plan.plan import Plan, Prediction
 from ...core.plan.wording import plan_size
 from ...core.policies.sharding import SHARED
-from ...core.report.data import idle_data
 from ...core.schedules.meaning import meaning_of, short_name
-from ...core.timing.idle import IdleTime
+from ...core.timing.idle import IdleTime, idle_data
 from ...core.trace.throughput import StepTotals, Throughput, throughput
 from ...core.validation.interval import interval_text
 from ...core.wording import counted, signed_percent

@@ -16,7 +16,7 @@ from ..documents import as_plain
 from ..plan.plan import Plan
 from ..policies.offload import host_slots
 from ..schedules.meaning import short_name
-from ..timing.idle import CAUSES, IdleTime
+from ..timing.idle import IdleTime, idle_data
 from ..timing.not_offloaded import NotOffloaded
 from ..trace.compare import bubble_per_device, compare, memory_kinds, peak_memory
 from ..trace.trace import HOST_MEMORY, LinkTrack, MemorySample, Trace, TraceEvent, queue_order
@@ -137,24 +137,6 @@ def _summary(plan: Plan) -> str:
         batches = f"in {plan.mesh.data} replicas with {batches} each"
     order = short_name(plan.schedule)
     return f"{plan.model or 'The graph'} in {stages} on {devices}, {batches}, in the order of {order}."
-
-
-def idle_data(idle: IdleTime) -> dict[str, Any]:
-    """The idle time by cause, as plain data for pages and ``--json``; shares are of the step."""
-    step_s = idle.step_s or 1.0
-    return {
-        "step_s": idle.step_s,
-        "compute_s": idle.compute_s,
-        "idle_s": idle.idle_s,
-        "idle_share": idle.idle_s / step_s,
-        "causes": [
-            {"cause": cause, "what": CAUSES[cause], "seconds": seconds, "share": seconds / step_s}
-            for cause, seconds in idle.causes.items()
-        ],
-        "contention_by_link": [
-            {"link": link, "seconds": seconds, "share": seconds / step_s} for link, seconds in idle.by_link.items()
-        ],
-    }
 
 
 def _link(link: LinkTrack) -> dict[str, Any]:

@@ -26,6 +26,7 @@ the step, because the next wait becomes longer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -83,6 +84,24 @@ class IdleTime:
     def idle_s(self) -> float:
         """Idle seconds, mean over the devices."""
         return self.step_s - self.compute_s
+
+
+def idle_data(idle: IdleTime) -> dict[str, Any]:
+    """The idle time by cause, as plain data for pages and ``--json``; shares are of the step."""
+    step_s = idle.step_s or 1.0
+    return {
+        "step_s": idle.step_s,
+        "compute_s": idle.compute_s,
+        "idle_s": idle.idle_s,
+        "idle_share": idle.idle_s / step_s,
+        "causes": [
+            {"cause": cause, "what": CAUSES[cause], "seconds": seconds, "share": seconds / step_s}
+            for cause, seconds in idle.causes.items()
+        ],
+        "contention_by_link": [
+            {"link": link, "seconds": seconds, "share": seconds / step_s} for link, seconds in idle.by_link.items()
+        ],
+    }
 
 
 def idle_time(
