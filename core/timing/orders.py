@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, NoReturn
 from attrs import frozen
 
 from ..actions import BACKWARD_KINDS, Action, Kind
-from ..cluster.routing import path_latency_s, path_rate
 from ..costs.costs import COMPUTE_SECONDS, Compute, StageCosts, StageEdge, compute_times
 from ..errors import RequestError
 from ..plan.items import Item, Task
@@ -280,6 +279,8 @@ def run_alone(
     Returns:
         The engine after its run, and whether it runs to its end.
     """
+
+    from ..cluster.routing import path_latency_s, path_rate  # of networkx and numpy, which schedules do without
 
     def hop(src: int, dst: int) -> tuple[float, float]:
         assert cluster is not None
