@@ -97,10 +97,12 @@ class Checkpoints:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state with whole tensors; see `Pipeline.load_state_dict`."""
-        parts, own = parts_of(state_dict), self._read()
-        parts = narrowed(parts, own.tensors, self._team.tensors)
-        self._training_state.check(own, parts.tensors, parts.items)
-        self.load(parts)
+        parts = parts_of(state_dict)
+        with self._stages.whole_parameters(gather=False):
+            own = self._read()
+            parts = narrowed(parts, own.tensors, self._team.tensors)
+            self._training_state.check(own, parts.tensors, parts.items)
+            self.load(parts)
 
     def load(self, parts: Parts) -> None:
         """Restore the state of this process, with its parts of tensors."""
