@@ -22,7 +22,9 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
     plan = result.plan
 
     def alone(each: Plan, update: bool) -> float:
-        return alone_s(each, result.costs, result.cluster, update, result.queues if each is plan else None)
+        known = result.without_update_s if each is plan and not update else None
+        queues = result.queues if each is plan else None
+        return alone_s(each, result.costs, result.cluster, update, queues) if known is None else known
 
     with collector_paused():
         return idle_time(plan, result.costs, result.step_s, alone, unlimited_s=unlimited_s, waits=_waits(result))

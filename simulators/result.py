@@ -66,6 +66,19 @@ class SimulationResult:
         ends = [ends[-1] for _, ends in self.operation_times if ends]
         return max([*ends, *(task.end_s for task in self.tasks)], default=0.0)
 
+    @property
+    def without_update_s(self) -> float | None:
+        """The step without optimizer steps and SYNC; None where transfers share links, or tasks sum gradients or gather
+        parameters, which may delay other work."""
+        summed = (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, Kind.REDUCE_TIED, Kind.UNSHARD)
+        if any(use.delay_s for use in self.links) or any(task.action.kind in summed for task in self.tasks):
+            return None
+        done = [task.end_s for task in self.tasks if task.action.kind is not Kind.SYNC]
+        for actions, (_, ends) in zip(self.queues.compute, self.operation_times, strict=True):
+            steps = sum(action.kind is Kind.STEP for action in actions)  # a device's last operations
+            done += ends[: len(ends) - steps][-1:]
+        return max(done, default=0.0)
+
     @cached_property
     def stage_span_s(self) -> float:
         """The longest time over devices from first start to last end.

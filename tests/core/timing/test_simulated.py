@@ -175,6 +175,8 @@ def test_step_without_shared_links_is_the_simulators_on_any_cluster(plan, sync, 
     plan, cluster = evolve(plan, sync=sync), clusters[1 if plan.memory.offload else number]
     alone = simulate(plan, cluster=cluster, sharing=False)
     close(alone_s(plan, plan.predicted.costs, cluster), alone.step_s)
+    if alone.without_update_s is not None:
+        close(alone_s(plan, plan.predicted.costs, cluster, update=False), alone.without_update_s)
 
 
 def test_times_of_contended_plans_are_the_simulators():
