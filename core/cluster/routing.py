@@ -23,15 +23,16 @@ starts, and where it arrives; steps leave an arrival only at a device that forwa
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from heapq import heappop, heappush
 from math import floor, inf, log10
 from typing import Any
 
+import networkx
 import numpy
 from attrs import frozen
 
 FEW_STATES = 200
-"""Largest number of states of a graph that is searched in Python."""
+"""Largest number of states of a graph that is searched in Python: importing scipy's sparse graphs takes as long as
+hundreds of such searches."""
 INSIDE_KINDS = ("pcie", "nic")
 """Kinds of hubs among which a path between devices may not turn around."""
 PICOSECONDS = 1e12
@@ -201,34 +202,21 @@ class Router:
         """The length of the shortest path from a place to every state."""
         if src not in self._lengths:
             if self.states <= FEW_STATES:
-                self._lengths[src] = self._few(self._start(src))
+                found = networkx.single_source_dijkstra_path_length(self._few, self._start(src))
+                self._lengths[src] = [found.get(state, inf) for state in range(self.states)]
             else:
                 from scipy.sparse.csgraph import dijkstra
 
                 self._lengths[src] = dijkstra(self._graph, indices=self._start(src))
         return self._lengths[src]
 
-    def _few(self, start: int) -> list[float]:
-        """The same lengths in Python: importing scipy's sparse graphs takes as long as hundreds of such searches."""
-        lengths = [inf] * self.states
-        lengths[start], heap = 0.0, [(0.0, start)]
-        while heap:
-            far, here = heappop(heap)
-            if far > lengths[here]:
-                continue
-            for after, length in self._steps_from[here]:
-                if far + length < lengths[after]:
-                    lengths[after] = far + length
-                    heappush(heap, (far + length, after))
-        return lengths
-
     @cached_property
-    def _steps_from(self) -> list[list[tuple[int, float]]]:
-        found: list[list[tuple[int, float]]] = [[] for _ in range(self.states)]
+    def _few(self) -> "networkx.DiGraph[int]":
+        graph: networkx.DiGraph[int] = networkx.DiGraph()
+        graph.add_nodes_from(range(self.states))
         for after, steps in enumerate(self.steps):
-            for before, length, _ in steps:
-                found[before].append((after, length))
-        return found
+            graph.add_weighted_edges_from((before, after, length) for before, length, _ in steps)
+        return graph
 
     def _start(self, place: int) -> int:
         """The state in which paths from a place start."""
