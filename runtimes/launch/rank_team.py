@@ -158,15 +158,26 @@ class RankTeam(Team):
         with self._watched():
             mine = work(self.local[0])
             with HERE.waiting(self._others):
-                by_rank = all_gather_data(mine)
+                by_rank = self._exchanged(mine)
         return [by_rank[rank] for rank in self.mesh.cluster_devices]
 
     def in_replica(self, work: Callable[[int], T]) -> list[T]:
         with self._watched():
             mine = work(self.local[0])
             with HERE.waiting(self._pipeline_peers):
-                results: list[T] = all_gather_data(mine, self._pipeline)
+                results: list[T] = self._exchanged(mine, self._pipeline)
         return results
+
+    def _exchanged(self, mine: T, group: Any = None) -> list[T]:
+        """The data of all ranks of a group, which have to be in the same method, or they would mistake it."""
+        found = all_gather_data([self._rank, HERE.method, mine], group)
+        other = next(((rank, method) for rank, method, _ in found if method != HERE.method), None)
+        if other is not None:
+            raise RequestError(
+                f"rank {other[0]} has called {other[1] or 'another function'} and rank {self._rank} "
+                f"{HERE.method or 'another function'}: all ranks call the methods of a pipeline in the same order"
+            )
+        return [data for _, _, data in found]
 
     def decide(self, choose: Callable[[], T]) -> T:
         # A failure is raised on all ranks: it is broadcast with the decision.

@@ -54,7 +54,7 @@ def test_other_uses_over_tensor_ranks_equal_one_process(used, use):
         ("batch", "rank 1 has other values in batch['x'] than rank 0"),
         ("function", "ema(function=) of a pipeline: not supported for models with DTensor parameters yet"),
         ("compile", "compile is given: not supported for models with DTensor parameters yet"),
-        ("optimizer", "shard= needs an elementwise optimizer"),
+        ("optimizer", "needs an elementwise optimizer"),
     ],
 )
 def test_what_tensor_ranks_do_not_support_is_refused_on_all_of_them(used, what, said):

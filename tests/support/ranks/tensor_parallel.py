@@ -462,7 +462,7 @@ def saved():
             pipe.load_state_dict(held)
         else:
             dcp.load({"pipe": pipe}, checkpoint_id=folder / "dcp")
-        found[name] = pipe.metrics.steps == 2 and again.metrics.updates == 2
+        found[name] = pipe.metrics.steps == 2 and again.updates == 2
         found[name] &= [pipe.step(given(number)).item() for number in (2, 3)] == after
         pipe.close()
     dist.barrier()
