@@ -29,7 +29,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 SEQUENCE = 128
 MICROBATCHES = 8
 ROWS = 32
-MOST_COMPARING = 80  # steps in which plans are compared, at most
+MOST_COMPARING = 120  # steps in which plans are compared, at most
 
 
 def standard_library_text(limit: int = 4_000_000) -> torch.Tensor:
