@@ -29,7 +29,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 SEQUENCE = 128
 MICROBATCHES = 8
 ROWS = 32
-MOST_COMPARING = 120  # steps in which plans are compared, at most
 
 
 def standard_library_text(limit: int = 4_000_000) -> torch.Tensor:
@@ -147,10 +146,10 @@ def check_against_one_process(pipe, model, untouched, optimizer, data):
 
 def compare_plans(pipe, text, losses):
     """Train until the plans are compared; the losses are added."""
-    for number in range(MOST_COMPARING):
-        if pipe.contest is None or pipe.contest.done:
-            break
-        losses.append(pipe.step(batches(text, 1, seed=1 + number)[0]).item())
+    seed = 1
+    while pipe.contest is not None and not pipe.contest.done:
+        losses.append(pipe.step(batches(text, 1, seed=seed)[0]).item())
+        seed += 1
 
 
 def prediction_checks(predicted, measured, times):

@@ -13,7 +13,7 @@ from panpipe.core.analytic.shapes import Scores
 from panpipe.core.cluster.catalog import find_device
 from panpipe.core.errors import RequestError
 
-# The fit finds the numbers that samples were made from, and its residuals tell when they were not.
+# The fit finds the numbers that samples were made from, and its residuals are large for other samples.
 
 
 BASE = find_device("A100-40GB")

@@ -205,7 +205,7 @@ def test_dualpipe_v_refuses_other_than_two_chunks(chunks):
         table("dualpipe-v", 2, 4, chunks)
 
 
-# Gradients sent early: where the halves stand, and what they are worth.
+# Gradients sent early: the positions of the halves, and what they are worth.
 
 
 def orders(*rows):

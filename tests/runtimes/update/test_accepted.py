@@ -22,7 +22,9 @@ STAGES = [
 ]
 
 
-class Lion(O.Optimizer):
+class OfEach(O.Optimizer):
+    """Updates one parameter after the other, by `update`."""
+
     def __init__(self, params, lr=0.01):
         super().__init__(params, {"lr": lr})
 
@@ -31,40 +33,34 @@ class Lion(O.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    held = self.state[p].setdefault("m", torch.zeros_like(p))
-                    p.add_((held * 0.9 + p.grad * 0.1).sign(), alpha=-group["lr"])
-                    held.lerp_(p.grad, 0.01)
+                    self.update(p, group["lr"])
 
 
-class Lars(Lion):
+class Lion(OfEach):
+    def update(self, p, lr):
+        held = self.state[p].setdefault("m", torch.zeros_like(p))
+        p.add_((held * 0.9 + p.grad * 0.1).sign(), alpha=-lr)
+        held.lerp_(p.grad, 0.01)
+
+
+class Lars(OfEach):
     """A factor of the parameter's norm and its gradient's."""
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.add_(p.grad * p.norm() / (p.grad.norm() + 1e-9), alpha=-group["lr"])
+    def update(self, p, lr):
+        p.add_(p.grad * p.norm() / (p.grad.norm() + 1e-9), alpha=-lr)
 
 
-class LarsOfMatrices(Lars):
+class LarsOfMatrices(OfEach):
     """The same for large matrices, and SGD for others."""
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    factor = p.grad.norm() if p.numel() > 5_000 else 1.0
-                    p.add_(p.grad * factor, alpha=-group["lr"])
+    def update(self, p, lr):
+        factor = p.grad.norm() if p.numel() > 5_000 else 1.0
+        p.add_(p.grad * factor, alpha=-lr)
 
 
-class Noisy(Lion):
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.add_(torch.randn_like(p), alpha=-group["lr"])
+class Noisy(OfEach):
+    def update(self, p, lr):
+        p.add_(torch.randn_like(p), alpha=-lr)
 
 
 class Holding(O.SGD):
