@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 
-import numpy
 from attrs import frozen
 
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster
-from ..core.lowering.residency import Timeline
+from ..core.lowering.residency import Timeline, most_on_host
 from ..core.plan.plan import Plan
-from ..core.policies.offload import host_slots
-from ..core.validation.host_memory import ranks_by_host
+from ..core.validation.host_memory import host_arenas
 from .tasks import TaskTimes
 
 DIRECTIONS = {Kind.OFFLOAD: "to host", Kind.RELOAD: "from host"}
@@ -58,25 +56,12 @@ class CopyUse:
 
 def host_uses(plan: Plan, cluster: Cluster, timelines: Sequence[Timeline]) -> tuple[HostUse, ...]:
     """The memory of every host that devices offload to, in the order of their first device."""
-    found = ranks_by_host(plan, cluster)
-    devices = {rank % plan.devices for ranks in found.values() for rank in ranks}
-    arenas = {device: host_slots(plan, device).bytes for device in devices}
-    result = []
-    for host, ranks in found.items():
-        arena = sum(arenas[rank % plan.devices] for rank in ranks)
-        peak = _peak([timelines[rank] for rank in ranks])
-        result.append(HostUse(host.name, tuple(ranks), host.memory_bytes, arena, peak))
-    return tuple(result)
-
-
-def _peak(timelines: Sequence[Timeline]) -> float:
-    """The most that several devices hold on one host. Changes within a nanosecond are simultaneous: what one device
-    frees then is not held together with what another one adds."""
-    times = numpy.concatenate([timeline.times for timeline in timelines]).round(9)
-    changes = numpy.concatenate([numpy.diff(timeline.host, prepend=0.0) for timeline in timelines])
-    order = numpy.argsort(times, kind="stable")
-    last = numpy.append(numpy.diff(times[order]) != 0, True)
-    return float(changes[order].cumsum()[last].max())
+    return tuple(
+        HostUse(
+            host.name, tuple(ranks), host.memory_bytes, arena_bytes, most_on_host([timelines[rank] for rank in ranks])
+        )
+        for host, ranks, arena_bytes in host_arenas(plan, cluster)
+    )
 
 
 def copy_uses(tasks: Sequence[TaskTimes]) -> tuple[CopyUse, ...]:

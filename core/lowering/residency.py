@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from ..actions import Action, Kind
 from ..costs.costs import StageCosts
 from ..plan.kinds import task_kinds
-from ..plan.memory import Memory, Moment, Size, Use, changes, compute_bytes
+from ..plan.memory import Memory, Moment, Size, Use, changes, compute_bytes, place_of
 from ..plan.plan import Plan
 from ..policies.sharding import replica_costs
 from .queues import Queues
@@ -180,10 +180,9 @@ def _add_tasks(plan: Plan, queues: Queues, costs: Sequence[StageCosts], rows: Se
     for task in queues.tasks:
         for change, item in itertools.product(kinds[task.kind].changes.get(task.kind, ()), task.items):
             reader = next((at for device, at in task.readers if device == item.device), None)
-            end = -1 if reader is None else 2 * reader + 1
-            place = 2 * item.issued if change.moment is Moment.START else end
             size = change.sign * size_of(change.size, item.action.stage)
-            rows[item.device][_ROWS[change.memory, change.use], place] += size
+            row, place = _ROWS[change.memory, change.use], place_of(change.moment, item.issued, reader)
+            rows[item.device][row, place] += size
 
 
 def _communication(plan: Plan, queues: Queues, arrivals: Arrivals) -> tuple[list[list[float]], list[list[Release]]]:
@@ -249,3 +248,13 @@ def _timeline(
         operations = numpy.concatenate((operations, numpy.maximum(where - 2, 0) // 2))[order]
     held = changes.cumsum(axis=1)
     return Timeline(state, times, held[:-1], held[-1], operations, actions)
+
+
+def most_on_host(timelines: Sequence[Timeline]) -> float:
+    """The most bytes that several devices hold on one host. Changes within a nanosecond are simultaneous: what one
+    device frees then is not held together with what another one adds."""
+    times = numpy.concatenate([timeline.times for timeline in timelines]).round(9)
+    changes = numpy.concatenate([numpy.diff(timeline.host, prepend=0.0) for timeline in timelines])
+    order = numpy.argsort(times, kind="stable")
+    last = numpy.append(numpy.diff(times[order]) != 0, True)
+    return float(changes[order].cumsum()[last].max())

@@ -14,7 +14,6 @@ all storages of evenly spread microbatches are. Microbatches whose tensors are n
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
 from math import floor
 from statistics import median
 
@@ -22,8 +21,8 @@ from attrs import evolve, frozen
 
 from ..actions import BACKWARD_KINDS, Action, Kind
 from ..costs.costs import StageCosts
-from ..plan.memory import bytes_off_device, held_bytes
-from ..plan.memory_policy import HostCopy, StageOffload, Storage, TimedCopy
+from ..plan.memory import Memory, held_bytes, order_changes
+from ..plan.memory_policy import HostCopy, StageOffload, Storage, TimedCopy, moved
 from ..timing.coding import INFINITY
 from ..timing.orders import Times
 from .copy_times import Clock, Stay, long_enough, plan_copies, waits_s
@@ -91,11 +90,7 @@ class DeviceChoice:
             if link is not None and stage not in recompute and storages[stage]
         }
         self._sizes = {stage: sum(storage.bytes for storage in own) for stage, own in self._storages.items()}
-        held = list(held_bytes(order, costs, recompute))
-        self._running = [
-            now + costs[action.stage].workspace_bytes for action, (now, _) in zip(order, held, strict=True)
-        ]
-        self._after = [after for _, after in held]
+        self._changes = order_changes(order, costs, recompute, workspace=True)
         self._peaks: dict[int, float] = {}
 
     def _longest_first(self) -> list[int]:
@@ -140,18 +135,11 @@ class DeviceChoice:
 
     def peak_bytes(self, copies: Sequence[TimedCopy]) -> float:
         """The most that the device holds of saved tensors and workspace together."""
-        off_device = bytes_off_device(copies, len(self.order))
-        running = (held - gone for held, (gone, _) in zip(self._running, off_device, strict=True))
-        after = (held - gone for held, (_, gone) in zip(self._after, off_device, strict=True))
-        return max(max(running, default=0.0), max(after, default=0.0))
+        return max(held_bytes(self._changes, moved(copies)))
 
     def host_bytes(self, copies: Sequence[TimedCopy]) -> float:
         """The most that the device has on its host at once."""
-        changes = [0.0] * len(self.order)
-        for copy in copies:
-            changes[copy.forward] += copy.bytes
-            changes[copy.reader] -= copy.bytes
-        return max(accumulate(changes), default=0.0)
+        return max(held_bytes([0.0] * len(self._changes), moved(copies), Memory.HOST))
 
     def most_that_the_link_carries(self) -> int:
         """The number of steps to offload if everything should be: all, or the number with the lowest peak."""

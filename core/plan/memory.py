@@ -12,16 +12,16 @@ microbatch's saved tensors have four sizes while it is on a stage::
 F and RECOMPUTE allocate at their start, because they write the tensors while they run; backwards free at their end.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from itertools import accumulate, product, repeat
+from itertools import accumulate, product
 
 from attrs import frozen
 
 from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, WORK_KINDS, Action, Kind
 from ..costs.costs import StageCosts
-from .memory_policy import TimedCopy
+from .memory_policy import Moved
 
 
 class Moment(StrEnum):
@@ -191,36 +191,50 @@ def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> Mapping[Kind, 
     return {kind: (begins[kind], found[kind][1]) for kind in COMPUTE_KINDS}
 
 
-def held_bytes(
-    actions: Sequence[Action],
-    costs: Sequence[StageCosts],
-    recompute: Collection[int] = (),
-    copies: Sequence[TimedCopy] = (),
-) -> Iterator[tuple[float, float]]:
-    """The saved tensors that a device holds while each of its actions runs, and after it, in bytes.
+# The bytes of an order. An order of n compute actions has 2 · n + 1 *places* at which bytes change: 0 before all,
+# 2 · i + 1 at the start of action i, and 2 · i + 2 at its end. What is issued after i actions changes them at 2 · i.
+
+
+def order_changes(
+    actions: Sequence[Action], costs: Sequence[StageCosts], recompute: Collection[int] = (), *, workspace: bool = False
+) -> list[float]:
+    """What a compute order changes of the saved tensors of its device, in bytes, by place.
 
     Args:
-        copies: of the device to the host; what they copy is counted while it is on the device.
+        recompute: the stages that recompute.
+        workspace: count the workspace of the running action, too.
     """
-    table = {
-        stage: saved_bytes(costs[stage], recomputes=stage in recompute)
-        for stage in dict.fromkeys(action.stage for action in actions)
-    }
-    away = bytes_off_device(copies, len(actions)) if copies else repeat((0.0, 0.0))
-    held = 0.0
-    for action, (gone, left) in zip(actions, away, strict=False):
-        at_start, at_end = table[action.stage][action.kind]
-        running = held + at_start
-        held = running + at_end
-        yield running - gone, held - left
+    table = {}
+    for stage in dict.fromkeys(action.stage for action in actions):
+        most = costs[stage].workspace_bytes if workspace else 0.0
+        found = saved_bytes(costs[stage], recomputes=stage in recompute)
+        table[stage] = {kind: (at_start + most, at_end - most) for kind, (at_start, at_end) in found.items()}
+    changed = [0.0]
+    for action in actions:
+        changed += table[action.stage][action.kind]
+    return changed
 
 
-def bytes_off_device(copies: Sequence[TimedCopy], actions: int) -> list[tuple[float, float]]:
-    """Bytes that are not on the device while each action of an order runs, and directly after it."""
-    running, after = [0.0] * (actions + 1), [0.0] * (actions + 1)
-    for copy in copies:
-        running[copy.freed_at] += copy.bytes
-        running[copy.reload_after + 1] -= copy.bytes
-        after[copy.freed_at] += copy.bytes
-        after[copy.reload_after] -= copy.bytes
-    return list(zip(accumulate(running[:actions]), accumulate(after[:actions]), strict=True))
+def place_of(moment: Moment, issued: int, reader: int | None) -> int:
+    """The place of a change by an action of another queue than compute: its start is when it is issued, its end when
+    its reader starts, or the end of the step."""
+    return 2 * issued if moment is Moment.START else -1 if reader is None else 2 * reader + 1
+
+
+def held_bytes(changed: Sequence[float], copies: Iterable[Moved] = (), memory: Memory = Memory.DEVICE) -> list[float]:
+    """The bytes from each place on: the running sum of changes.
+
+    Residency sums the same places with messages and with times, for every kind of memory; searches sum them compiled,
+    in `peak` of core/timing.
+
+    Args:
+        changed: by place; zeros for copies alone.
+        copies: copies to the host and back, which change the memory, too.
+        memory: whose bytes.
+    """
+    changed = list(changed)
+    for kind, issued, reader, size in copies:
+        for change in CHANGES[kind]:
+            if change.memory is memory:
+                changed[place_of(change.moment, issued, reader)] += change.sign * size
+    return list(accumulate(changed))

@@ -26,7 +26,7 @@ The bytes of whole parameters are on the device from the end of ``after`` to the
 the all-gather.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from attrs import frozen
@@ -89,6 +89,11 @@ def backward_of(stage: int, microbatch: int, actions: Container[Action]) -> Acti
     return full if full in actions else Action(stage, Kind.I, microbatch)
 
 
+Moved = tuple[Kind, int, int, float]
+"""A host copy: its kind, how many compute actions have ended when it is issued, the position of the one that waits for
+it, and its bytes."""
+
+
 class TimedCopy(NamedTuple):
     """The copies of one microbatch's storages to the host and back, by positions in the device's compute order.
 
@@ -108,6 +113,13 @@ class TimedCopy(NamedTuple):
     out_s: float
     back_s: float
     bytes: float
+
+
+def moved(copies: Iterable[TimedCopy]) -> Iterator[Moved]:
+    """Each copy to the host, and each one back."""
+    for copy in copies:
+        yield Kind.OFFLOAD, copy.forward + 1, copy.freed_at, copy.bytes
+        yield Kind.RELOAD, copy.reload_after + 1, copy.reader, copy.bytes
 
 
 @frozen

@@ -48,7 +48,7 @@ from ..cluster.routing import path_latency_s, reverse
 from ..costs.costs import Compute, StageCosts
 from ..plan.items import Item, Task
 from ..plan.kinds import Movement, TaskKind, declare
-from ..plan.memory import CHANGES
+from ..plan.memory import CHANGES, Memory, held_bytes
 from ..plan.memory_policy import backward_of
 from ..plan.plan import Plan
 from ..trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
@@ -186,8 +186,10 @@ class _Slot(NamedTuple):
 def host_slots(plan: Plan, device: int) -> HostSlots:
     """The host arena of a device."""
     parts = {each.stage: _parts([storage.bytes for storage in each.storages]) for each in plan.memory.offload}
-    slots = _slots(plan, device, {stage: ends[-1] for stage, ends in parts.items()})
-    peak = _peak(slots)
+    sizes = {stage: ends[-1] for stage, ends in parts.items()}
+    slots = _slots(plan, device, sizes)
+    moved = [(c.action.kind, c.issued + 1, c.awaited, sizes[c.action.stage]) for c in planned_copies(plan, device)]
+    peak = int(max(held_bytes([0.0] * (2 * len(plan.device_actions[device]) + 1), moved, Memory.HOST)))
     placed = min(_in_order(slots), _by_stage(slots), key=itemgetter(0))
     if placed[0] > (1 + WASTE) * peak:
         placed = min(placed, _largest_first(slots), key=itemgetter(0))
@@ -217,16 +219,6 @@ def _slots(plan: Plan, device: int, sizes: dict[int, int]) -> list[_Slot]:
         elif microbatch is not None:
             found.append(_Slot(stage, microbatch, started[stage, microbatch], copy.awaited, sizes[stage]))
     return sorted(found, key=lambda slot: slot.start)
-
-
-def _peak(slots: Sequence[_Slot]) -> int:
-    """The most that is occupied at once. At one position a slot becomes free before another is occupied."""
-    changes = [(slot.start, slot.bytes) for slot in slots] + [(slot.end, -slot.bytes) for slot in slots]
-    now = most = 0
-    for _, change in sorted(changes):
-        now += change
-        most = max(most, now)
-    return most
 
 
 Placed = tuple[int, list[int]]

@@ -7,8 +7,8 @@ from attrs import evolve
 
 from ..actions import Action, Kind
 from ..costs.costs import StageCosts
-from ..plan.memory import held_bytes
-from ..plan.memory_policy import TimedCopy
+from ..plan.memory import held_bytes, order_changes
+from ..plan.memory_policy import TimedCopy, moved
 from ..schedules.scored import Scored, costs_of
 from ..timing.idle import IdleTime
 from ..trace.trace import (
@@ -132,8 +132,8 @@ def memory_curve(
 ) -> list[tuple[float, float]]:
     """Saved tensors that a device holds from each time on: (time, held), times ascending and distinct."""
     curve = [(0.0, 0.0)]
-    held_by_action = held_bytes(actions, costs, copies=copies)
-    for start, end, (running, after) in zip(starts, ends, held_by_action, strict=True):
+    by_place = held_bytes(order_changes(actions, costs), moved(copies))
+    for start, end, running, after in zip(starts, ends, by_place[1::2], by_place[2::2], strict=True):
         # A reload allocates before the next action frees offloaded tensors.
         before = curve[-1][1] if copies and curve[-1][0] == start else 0.0
         for moment, held in ((start, max(running, before)), (end, after)):

@@ -26,8 +26,8 @@ from ..actions import BACKWARD_KINDS, Action, Kind
 from ..costs.costs import COMPUTE_SECONDS, Compute, StageCosts, StageEdge, compute_times
 from ..errors import RequestError
 from ..plan.items import Item, Task
-from ..plan.memory import held_bytes
-from ..plan.memory_policy import TimedCopy
+from ..plan.memory import held_bytes, order_changes
+from ..plan.memory_policy import TimedCopy, moved
 from ..policies.recompute import with_recompute
 from ..ratios import bubble_ratio
 from ..trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
@@ -108,10 +108,11 @@ def evaluate(
     task_ends = engine.task_ends
     ended = {copy: task_ends[number] for copy, number in numbers.items()}
     busy = tuple(busy_s(actions, costs, again) for actions in device_actions)
-    peaks = [
-        _peak(held_bytes(actions, costs, again, copies[device] if copies else ()))
-        for device, actions in enumerate(device_actions)
+    held = [
+        held_bytes(order_changes(actions, costs, again), moved(own))
+        for actions, own in zip(device_actions, copies or [()] * len(device_actions), strict=True)
     ]
+    peaks = [max(own) for own in held]
     makespan = max((end[-1] for end in ends if end), default=0.0)
     stage_span = max((end[-1] - start[0] for start, end in zip(starts, ends, strict=True) if end), default=0.0)
     busiest = max(busy, default=0.0)
@@ -123,8 +124,8 @@ def evaluate(
         bubble_ratio=bubble_ratio(busiest, makespan),
         stage_span_bubble_ratio=bubble_ratio(busiest, stage_span),
         busy=busy,
-        peak_memory=tuple(peak for peak, _ in peaks),
-        peak_position=tuple(position for _, position in peaks),
+        peak_memory=tuple(peaks),
+        peak_position=tuple(max(own.index(peak) - 1, 0) // 2 for own, peak in zip(held, peaks, strict=True)),
         copy_ends=tuple(
             tuple((ended[device, copy.forward, True], ended[device, copy.forward, False]) for copy in own)
             for device, own in enumerate(copies)
@@ -324,16 +325,6 @@ def _copy_tasks(
             tasks.append(Task(moved.kind, "is copied", (item,), ((device, awaited),), (queue, device)))
             seconds.append(copy.out_s if out else copy.back_s)
     return tasks, seconds, numbers
-
-
-def _peak(held: Iterable[tuple[float, float]]) -> tuple[float, int]:
-    """The most saved tensors that a device holds, and the position of the action that reaches it."""
-    peak, where = 0.0, 0
-    for position, (running, after) in enumerate(held):
-        most = max(running, after)
-        if most > peak:
-            peak, where = most, position
-    return peak, where
 
 
 def hop_delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:

@@ -23,9 +23,7 @@ def check_host_memory(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
         InfeasibleError: a host has too little; the message says by how much, and what would fit.
         RequestError: a device that offloads reaches no host.
     """
-    arenas = _arenas(plan)
-    for host, ranks in ranks_by_host(plan, cluster).items():
-        needed = sum(arenas[rank % plan.devices] for rank in ranks)
+    for host, ranks, needed in host_arenas(plan, cluster):
         if host.memory_bytes is not None and needed > host.memory_bytes:
             over = needed - host.memory_bytes
             users = f"device{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
@@ -33,25 +31,26 @@ def check_host_memory(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
                 f"host '{host.name}' holds {needed} bytes of offloaded tensors of {users} and has {host.memory_bytes}: "
                 f"{over} too many; give it {over} bytes more, or {_what_fits(plan, ranks, host.memory_bytes)}"
             )
-    return arenas
+    return _arenas(plan)
 
 
 def _arenas(plan: Plan) -> tuple[int, ...]:
     return tuple(host_slots(plan, device).bytes for device in range(plan.devices))
 
 
-def ranks_by_host(plan: Plan, cluster: Cluster) -> dict[Hub, list[int]]:
-    """The hosts that devices offload to, in the order of their first rank, each with its ranks.
+def host_arenas(plan: Plan, cluster: Cluster) -> list[tuple[Hub, list[int], int]]:
+    """The hosts that devices offload to, in the order of their first rank, each with its ranks and the bytes of their
+    arenas.
 
     Raises:
         RequestError: a device that offloads reaches no host.
     """
-    offloads = {plan.placement[each.stage] for each in plan.memory.offload}
+    offloads, arenas = {plan.placement[each.stage] for each in plan.memory.offload}, _arenas(plan)
     found: dict[Hub, list[int]] = {}
     for rank in range(plan.mesh.ranks):
         if rank % plan.devices in offloads:
             found.setdefault(cluster.host_of(rank), []).append(rank)
-    return found
+    return [(host, ranks, sum(arenas[rank % plan.devices] for rank in ranks)) for host, ranks in found.items()]
 
 
 def _what_fits(plan: Plan, ranks: Sequence[int], limit: float) -> str:
