@@ -11,23 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 from torch import Tensor
 
 from ...core.errors import PanpipeError, RequestError, in_a_line
 from ..launch.rank_tensors import RankTensors, Split
-from ..weights.checkpoint import DTYPES, TensorFile
+from ..weights.checkpoint import DTYPES, Entry, TensorFile
 from .manifest import ANOTHER, FOREIGN, Manifest, check_listing, read_manifest, read_record
 from .state_parts import Parts
-
-
-@frozen
-class StoredTensor:
-    """A tensor in a checkpoint, and the file that has its values."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    file: TensorFile
 
 
 @define
@@ -43,9 +34,9 @@ class CheckpointReader:
 
     folder: Path
     manifest: Manifest = field(init=False)
-    tensors: dict[str, StoredTensor] = field(factory=dict, init=False)
+    tensors: dict[str, Entry] = field(factory=dict, init=False)
     _checked: set[str] = field(factory=set, init=False)
-    _splits: dict[str, tuple[Split, StoredTensor]] = field(factory=dict, init=False)
+    _splits: dict[str, tuple[Split, Entry]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.manifest = read_manifest(self.folder)
@@ -92,7 +83,7 @@ class CheckpointReader:
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite tensors of the same shapes and dtypes with those of the checkpoint."""
         with torch.no_grad():
-            for name in sorted(tensors, key=self._place):
+            for name in sorted(tensors, key=lambda name: self.tensors[name].place):
                 if name in self._splits:
                     split, stored = self._splits[name]
                     whole = torch.empty(stored.shape, dtype=stored.dtype)
@@ -101,9 +92,10 @@ class CheckpointReader:
                 else:
                     self._read(self.tensors[name], name, tensors[name].detach())
 
-    def _read(self, kept: StoredTensor, name: str, tensor: Tensor) -> None:
+    def _read(self, kept: Entry, name: str, tensor: Tensor) -> None:
         """Overwrite a tensor of the same shape and dtype with a stored one, which may be stored as bytes."""
-        if DTYPES.get(kept.file.entries[name].dtype) == kept.dtype:
+        assert kept.dtype is not None
+        if DTYPES[kept.stored_as] == kept.dtype:
             kept.file.read_into(name, tensor)
         else:
             data = torch.empty(*kept.shape, kept.dtype.itemsize, dtype=torch.uint8)
@@ -117,27 +109,22 @@ class CheckpointReader:
         self.read_into(tensors)
         return Parts(tensors, self.manifest.items)
 
-    def _place(self, name: str) -> tuple[str, int]:
-        file = self.tensors[name].file
-        return file.path.name, file.entries[name].start
-
-    def _tensors_in(self, name: str) -> dict[str, StoredTensor]:
+    def _tensors_in(self, name: str) -> dict[str, Entry]:
         try:
             file = TensorFile(self.folder / name)
         except RequestError:
             self.check([name])  # a file that was changed is refused with its hash
             raise
-        found = {}
-        for tensor, entry in file.entries.items():
-            shape, dtype = entry.shape, DTYPES.get(entry.dtype)
-            if tensor in self.manifest.stored_as_bytes:
-                dtype, (*shape_of, size) = self.manifest.stored_as_bytes[tensor], shape or (0,)
-                if entry.dtype != "U8" or size != dtype.itemsize:
+        found = dict(file.entries)
+        for tensor, dtype in self.manifest.stored_as_bytes.items():
+            if tensor in found:
+                *shape, size = found[tensor].shape or (0,)
+                if found[tensor].stored_as != "U8" or size != dtype.itemsize:
                     raise ValueError(f"'{tensor[:100]}' does not have the bytes of {dtype}")
-                shape = tuple(shape_of)
-            if dtype is None or any(size >= 1 << 63 for size in shape):
-                raise ValueError(f"'{tensor[:100]}' is not a tensor of a checkpoint")
-            found[tensor] = StoredTensor(shape, dtype, file)
+                found[tensor] = evolve(found[tensor], dtype=dtype, shape=tuple(shape))
+        odd = next((n for n, e in found.items() if e.dtype is None or any(size >= 1 << 63 for size in e.shape)), None)
+        if odd is not None:
+            raise ValueError(f"'{odd[:100]}' is not a tensor of a checkpoint")
         return found
 
     @contextmanager

@@ -119,15 +119,12 @@ class RankTeam(Team):
             for part in range(self.tensors.size)
             for position in range(self.size)
         ]
-        groups = {tuple(ranks): dist.new_group(ranks, backend="gloo", timeout=gloo.ENDLESS) for ranks in batches}
-        batch = next(ranks for ranks in batches if self._rank in ranks)
-        self._batch_group = groups[tuple(batch)]
+        batch, same = (next(ranks for ranks in every if self._rank in ranks) for every in (batches, equal))
+        self._batch_group, _ = dist.new_subgroups_by_enumeration(batches, ENDLESS, "gloo")
         self._batch_peers = tuple(rank for rank in batch if rank != self._rank)
-        for ranks in equal:
-            group = dist.new_group(ranks, backend="gloo", timeout=gloo.ENDLESS)
-            if self._rank in ranks:
-                assert kind.ranks is not None
-                self._same_parts = WatchedBackend(kind.ranks(group), HERE, ranks)
+        group, _ = dist.new_subgroups_by_enumeration(equal, ENDLESS, "gloo")
+        assert kind.ranks is not None
+        self._same_parts = WatchedBackend(kind.ranks(group), HERE, same)
 
     @property
     def rank_here(self) -> int:

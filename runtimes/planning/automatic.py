@@ -223,7 +223,7 @@ class Planning:
     def _fastest(self, families: Sequence[ScheduleFamily], like: Plan) -> list[Plan]:
         """The fastest plan by some families for the stages of a plan; empty if there is none."""
         stages, cluster = _cut(like), like.predicted.cluster
-        options = evolve(self._search_options(families, cluster), anneal=False, alternatives=False)
+        options = evolve(self.search_options(families, cluster), anneal=False, alternatives=False)
         costs = self.measured.costs[stages]
 
         def build() -> list[Plan]:
@@ -305,7 +305,7 @@ class Planning:
         blocks, sizes = self._blocks(graph), self.measured.sizes
         graph = blocks.joined(graph)
         wanted = evolve(
-            self._search_options(self.options.families, cluster), oracle=self.options.cut_oracle, min_chunks=chunks,
+            self.search_options(self.options.families, cluster), oracle=self.options.cut_oracle, min_chunks=chunks,
             max_chunks=chunks, budget=self._evaluations(CUT_ACTIONS), storages={},
         )  # fmt: skip
 
@@ -326,7 +326,7 @@ class Planning:
         A published schedule is preferred to an order that was annealed for these times, unless that one is predicted to
         gain more than ``ALIKE``. Empty if no schedule exists for these stages. Raises an InfeasibleError if none fits.
         """
-        wanted = self._search_options(self.options.families, cluster)
+        wanted = self.search_options(self.options.families, cluster)
 
         def search() -> list[Plan]:
             found: list[Plan] = []
@@ -351,7 +351,7 @@ class Planning:
 
         return self.team.decide(search)
 
-    def _search_options(self, families: Sequence[ScheduleFamily], cluster: Cluster) -> SearchOptions:
+    def search_options(self, families: Sequence[ScheduleFamily], cluster: Cluster) -> SearchOptions:
         """Options of a search among these schedules, for a machine."""
         options = self.options
         return SearchOptions(

@@ -26,13 +26,12 @@ from ...core.search import Oracle
 from ...core.search.choose import plan as search_plan
 from ...core.search.problem.blocks import Blocks
 from ...core.search.problem.oracle import predicted_again
-from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import preference
 from ...core.validation.validate import validate
 from ..batch.example import Example
 from ..checkpoint.checkpoints import Checkpoints
+from ..planning.automatic import Planning
 from ..planning.contest import Contest
-from ..planning.measurements import Measurements
 from ..profile.measured_cluster import measured_cluster
 from ..programs.stage_compiler import ProgramOptions
 from ..settings import PlanningOptions
@@ -135,24 +134,21 @@ class Replanner:
             How much longer each device takes than the fastest one; the best plan for these speeds, None if none is
             found; and the predicted step of the present one.
         """
-        team, plan = trainer.team, trainer.plan
-        measured = Measurements(self._example, team, trainer.training.optimizer, evolve(self._programs, known={}))
+        team, plan, options = trainer.team, trainer.plan, self.options
+        programs = evolve(self._programs, known={})
+        planning = Planning(self._example, plan.microbatches, team, options, trainer.training.optimizer, programs)
+        measured = planning.measured
         with as_meta_tensors(trainer.model):
             graphs = measured.graphs()
             graph = measured.graph(graphs)
             prediction = plan.prediction
-            known = prediction.cluster if prediction is not None else self.options.cluster
+            known = prediction.cluster if prediction is not None else options.cluster
             cluster = known or measured_cluster(team, measured.where)
-            message = measured.message(cluster)
             sizes, replicas = measured.sizes, measured.replicas
-        slow = slowness(graphs, team.size)
+            wanted = planning.search_options(options.families, cluster)
+        wanted = evolve(wanted, max_chunks=options.max_chunks, seconds=SECONDS, shard=self._level(plan))
+        slow, oracle = slowness(graphs, team.size), options.oracle
         devices = [slowed(graph, factor) for factor in slow]
-        options, oracle = self.options, self.options.oracle
-        wanted = SearchOptions(
-            families=options.families, oracle=oracle, anneal=options.anneal, recompute=options.memory.recompute,
-            max_chunks=options.max_chunks, message=message, offload=options.offload, seconds=SECONDS,
-            shard=self._level(plan),
-        )  # fmt: skip
 
         def choose() -> tuple[Plan | None, float]:
             try:
@@ -167,7 +163,7 @@ class Replanner:
             if trainer.training.needs_all_stages:
                 found = predicted_again(found, synchronised(found), oracle)
             present = plan if prediction is not None else evolve(plan, prediction=found.prediction)
-            return found, step_s_on(devices, present, message, oracle)
+            return found, step_s_on(devices, present, wanted.message, oracle)
 
         return slow, *team.decide(choose)
 

@@ -6,7 +6,7 @@ what a sum is, and which memory a bucket has::
     none        │ gradient │ gradient │ … │ has one? │    all-reduce: every replica has the sums
     optimizer   │ gradient │ gradient │     gradient     │  │
                 │    replica 0    │    replica 1    │ …      reduce-scatter: equal parts, wherever they cut a gradient
-    gradients   in a slot while the gradients of a microbatch are computed and summed (`gradient_sinks`)
+    gradients   in a slot while the gradients of a microbatch are computed and summed (`shards`)
     parameters  also the parameters are gathered in it (`shared_parameters`)
 
 REDUCE_GRAD starts the sums of a stage, and the device continues to compute; STEP waits for those of its stage,
@@ -31,49 +31,63 @@ Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, sec
 after its last backward, so a bucket's size only limits how much is in flight at a time."""
 
 
+class Transfer:
+    """A transfer of a bucket, and what follows it."""
+
+    def __init__(self, handle: Handle, end: Callable[[], None]) -> None:
+        self._handle: Handle | None = handle
+        self._end = end
+
+    def wait(self) -> None:
+        """Return when the values are in use; further calls have no effect."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.wait()
+            self._end()
+
+
 class Slots:
     """Memory that the buckets of a device's stages use in turns: slots of equal size, allocated when they are needed
     and then kept, `SLOTS` or more if all are in use. They have no memory until `grow` is called.
 
     Attributes:
         all: the slots that exist, as bytes.
-        in_flight: for each slot from which a sum is in flight, in the order issued, a function that waits for the sum
-            and frees the slot.
     """
 
     def __init__(self) -> None:
         self._device, self._size = torch.device("cpu"), 0
         self.all: list[Tensor] = []
-        self.in_flight: deque[Callable[[], None]] = deque()
+        self._in_flight: deque[Transfer] = deque()
         self._free: list[Tensor] = []
 
-    @property
-    def has_free(self) -> bool:
-        """Whether `take` returns a slot that is free, or one of the first `SLOTS`."""
-        return bool(self._free) or len(self.all) < SLOTS
-
-    def make_room(self) -> None:
-        """Wait for the earliest sums until a slot is free, if there are any: all replicas wait in the same order."""
-        while not self.has_free and self.in_flight:
-            self.in_flight[0]()
-
     def take(self) -> Tensor:
-        """A slot; another one is allocated if none is free."""
+        """A free slot. If all are in use, it waits for the earliest transfers, in the same order in all replicas; if
+        none is in flight, another slot is allocated."""
+        while not self._free and len(self.all) >= SLOTS and self._in_flight:
+            self._in_flight[0].wait()
         if self._free:
             return self._free.pop()
         slot = torch.empty(self._size, dtype=torch.uint8, device=self._device)
         self.all.append(slot)
         return slot
 
-    def give_back(self, slot: Tensor) -> None:
-        """Free a slot."""
-        if any(slot is known for known in self.all):
+    def transfer(self, slot: Tensor, handle: Handle, end: Callable[[], None]) -> Transfer:
+        """A transfer from or to a slot, which is free after it and after ``end``."""
+
+        def ended() -> None:
+            self._in_flight.remove(started)
+            end()
             self._free.append(slot)
 
-    def forget(self) -> None:
-        """Forget all slots, to which transfers that failed may still write."""
-        self.all, self._free = [], []
-        self.in_flight.clear()
+        started = Transfer(handle, ended)
+        self._in_flight.append(started)
+        return started
+
+    def forget_used(self) -> None:
+        """Forget all slots if some are in use after a step that failed: its transfers may still write to them."""
+        if len(self._free) < len(self.all):
+            self.all, self._free = [], []
+            self._in_flight.clear()
 
     def grow(self, buckets: Iterable["Bucket"]) -> None:
         """Make the slots large enough for some buckets, on their device; no slot may be in use."""
@@ -306,30 +320,24 @@ class Transfers:
     """The reductions or all-gathers of a stage's buckets, in flight.
 
     Args:
-        starts: each starts one; it returns None as long as there is no memory for it.
+        starts: each starts one.
         most: transfers in flight at a time, and `wait` starts the others; None starts all at once.
-        make_room: waits until a transfer that found no memory has some.
     """
 
     def __init__(
         self,
-        starts: Iterable[Callable[[], Handle | None]],
+        starts: Iterable[Callable[[], Handle]],
         size: int,
         end: Callable[[], None] = lambda: None,
         most: int | None = None,
-        make_room: Callable[[], None] = lambda: None,
     ) -> None:
-        self._left, self._most, self._end, self._make_room, self.bytes = deque(starts), most, end, make_room, size
+        self._left, self._most, self._end, self.bytes = deque(starts), most, end, size
         self._in_flight, self._watched = deque[Handle](), list[Handle]()
         self._start()
 
     def _start(self) -> None:
         while self._left and (self._most is None or len(self._in_flight) < self._most):
-            started = self._left[0]()
-            if started is None:
-                return
-            self._left.popleft()
-            self._in_flight.append(started)
+            self._in_flight.append(self._left.popleft()())
 
     def watch(self) -> None:
         """Record the end in `ended_ns`, if the transport's handles support it, and if all transfers are under way: of
@@ -348,26 +356,10 @@ class Transfers:
 
     def wait(self) -> None:
         """Return when all have ended: parameters, or this replica's slices, have their values."""
-        while self._in_flight or self._left:
-            if not self._in_flight:  # another stage has used all memory
-                self._make_room()
-                self._start()
+        while self._in_flight:
             self._in_flight.popleft().wait()
             self._start()
         self._end()
-
-
-@frozen
-class Gathered:
-    """An all-gather in flight, and what follows it."""
-
-    handle: Handle
-    end: Callable[[], None]
-
-    def wait(self) -> None:
-        """Return when the gathered values are in use."""
-        self.handle.wait()
-        self.end()
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The values that replicas exchange in addition to gradients: losses, weights, metrics and written buffers.
 
-Gradients are summed in `buckets`, and by `gradient_sinks` where replicas share them.
+Gradients are summed in `buckets`, and by `shards` where replicas share them.
 
 As in DistributedDataParallel, parameters and buffers start with the first replica's values. Buffers that its forward
 writes, such as BatchNorm's running statistics, are copied to the other replicas after every step.

@@ -8,23 +8,42 @@ Slices are of a parameter's elements in the order of memory, in one dimension, s
 must not depend on others (`trials` checks that). A tied weight has a bucket of its own: all stages that read it
 then cut it at the same places.
 
-If replicas share gradients, too (ZeRO-2), buckets exist in slots (`gradient_sinks`), and parameters are gathered there.
+If replicas share gradients, too (ZeRO-2), buckets exist in slots. From the backwards of a stage to its parts::
+
+    backward of microbatch m     ... gradient │ gradient ┐ gradient │ gradient ┐ ...   in the order of the buckets
+    slots                            bucket 0 fills ─────┴─ is summed ─▶       │
+                                                bucket 1 fills ────────────────┴─ is summed ─▶
+    parts                                                 + own part of bucket 0    + own part of bucket 1
+    SCATTER_GRAD m               sums the buckets that are left; the stage's next backward waits for it
+    REDUCE_GRAD                  the replicas agree which parameters have a gradient
+    UNSHARD                      gathers the parameters in the slots
+
+1. Every replica sums all buckets once for each microbatch, in the same order, also those without a gradient: a region
+   may take another branch, and a replica may have fewer microbatches. It does not matter for which microbatch a
+   gradient is summed, if it is summed at all.
+2. A bucket is summed within a backward only if SCATTER_GRAD directly follows it. I has no SCATTER_GRAD: what it
+   computes (such as gradients of normalization layers) is kept apart, so that it occupies no slots, and is added before
+   the next sum of its bucket.
+3. A bucket that is complete before an earlier one waits for it. If both slots wait, a third is allocated.
+4. The stages of a device use the same slots: each waits for the transfers of the stage before it.
+
 If they share parameters (ZeRO-3), the slices are of a part of the parameters, and UNSHARD precedes each run of the
 stage's actions instead (`shared_parameters`).
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...backends.contract import Backend
-from ...core.policies.sharding import SLOTS, bucket_bytes
-from .buckets import BUCKET_BYTES, Bucket, Gathered, Part, Sharing, Slots, Transfers, divided, in_memory_order
-from .gradient_sinks import GradientScatter
+from ...core.policies.sharding import bucket_bytes
+from .buckets import BUCKET_BYTES, Bucket, Part, Sharing, Slots, Transfer, Transfers, divided, in_memory_order
+from .gradient_sinks import GradientSink
 from .shared_parameters import SharedParameters
 
 IN_FLIGHT = 2
@@ -33,6 +52,14 @@ memory."""
 COPIED_BYTES = 1 << 20
 """Most bytes of a bucket of several parameters where replicas share parameters: these are copied after an all-gather,
 and larger parameters are not."""
+
+
+class _Filling(NamedTuple):
+    """The slot of a bucket, the bucket's memory in it, and which of its gradients have a value."""
+
+    slot: Tensor
+    memory: Tensor
+    has: set[nn.Parameter]
 
 
 class Shards:
@@ -44,7 +71,7 @@ class Shards:
 
     Attributes:
         buckets: all of the stage; if replicas share gradients, in the order in which they are computed.
-        scatter: sums gradients microbatch by microbatch, if replicas share them; else None.
+        reached: if replicas share gradients, the parameters that a backward here computed one of since `clear`.
         shared: the parameters, if replicas share these; else None.
         members: names of the parameters of each group of the optimizer, also of those of which this replica has no
             slice.
@@ -77,10 +104,16 @@ class Shards:
         self.members: list[list[str]] = []
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters.values()}
         self.slots = (sharing.slots or Slots()) if sharing.gradients else None
-        self.scatter: GradientScatter | None = None
         if self.slots is not None:
             self.slots.grow(self.buckets)
-            self.scatter = GradientScatter(self.buckets, self._bucket_of, self.slots, sharing.replicas)
+        self._filling: dict[Bucket, _Filling] = {}
+        self._sums = deque[Transfer]()
+        self._next = 0
+        self._left: dict[Bucket, int] = {}
+        self._summed: set[Bucket] = set()
+        self._apart: dict[nn.Parameter, Tensor] = {}
+        self._has_apart: set[nn.Parameter] = set()
+        self.reached: set[nn.Parameter] = set()
         self.shared: SharedParameters | None = None
         if sharing.parameters:  # empty frozen ones need no bucket
             others = divided({name: p for name, p in (frozen or {}).items() if p.numel()}, size)
@@ -111,22 +144,115 @@ class Shards:
         """The slices that the optimizer steps, by the names of their parameters."""
         return {name: part.value for name, part in self.parts.items()}
 
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All memory of gradients."""
+        if self.slots is None:
+            return [bucket.memory for bucket in self.buckets if bucket.memory is not None]
+        return [*(bucket.part for bucket in self.buckets), *self.slots.all, *self._apart.values()]
+
+    def sink(self, parameters: Sequence[nn.Parameter], scattered: bool) -> GradientSink:
+        """The sink of a backward program, if replicas share gradients.
+
+        Args:
+            scattered: whether SCATTER_GRAD directly follows the program.
+        """
+        if not scattered:
+            return GradientSink(parameters, self._place_apart)
+        return GradientSink(parameters, self._place, self._begin, self._done)
+
+    def _begin(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._left = dict.fromkeys(self.buckets, 0)
+        for parameter in parameters:
+            self._left[self._bucket_of[parameter]] += 1
+
+    def _place(self, parameter: nn.Parameter) -> tuple[Tensor, bool]:
+        """A place in the slot of its bucket."""
+        bucket = self._bucket_of[parameter]
+        filling = self._filling.get(bucket) or self._fill(bucket)
+        known = parameter in filling.has
+        filling.has.add(parameter)
+        self.reached.add(parameter)
+        return bucket.gradient_in(filling.memory, parameter), known
+
+    def _place_apart(self, parameter: nn.Parameter) -> tuple[Tensor, bool]:
+        """A place outside of the slots."""
+        if parameter not in self._apart:
+            self._apart[parameter] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+        known = parameter in self._has_apart
+        self._has_apart.add(parameter)
+        self.reached.add(parameter)
+        return self._apart[parameter], known
+
+    def _done(self, parameter: nn.Parameter) -> None:
+        """Sum the buckets that are complete."""
+        self._left[self._bucket_of[parameter]] -= 1
+        while self._next < len(self.buckets) and not self._left.get(self.buckets[self._next], 0):
+            self._sum_next()
+
+    def _fill(self, bucket: Bucket) -> _Filling:
+        assert self.slots is not None
+        slot = self.slots.take()
+        filling = self._filling[bucket] = _Filling(slot, bucket.memory_in(slot), set())
+        return filling
+
+    def _sum_next(self) -> None:
+        """Start to sum the next bucket; a missing gradient counts as zeros."""
+        assert self.slots is not None
+        bucket = self.buckets[self._next]
+        slot, memory, has = self._filling.get(bucket) or self._fill(bucket)
+        del self._filling[bucket]
+        for parameter in bucket.parameters.values():
+            place = bucket.gradient_in(memory, parameter)
+            if parameter in self._has_apart:
+                self._has_apart.remove(parameter)
+                (place.add_ if parameter in has else place.copy_)(self._apart[parameter])
+            elif parameter not in has:
+                place.zero_()
+        bucket.clear_padding(memory)
+        handle = bucket.reduce(self.sharing.replicas(), memory)
+        self._sums.append(self.slots.transfer(slot, handle, partial(self._add_part, bucket, memory)))
+        self._next += 1
+
+    def _add_part(self, bucket: Bucket, memory: Tensor) -> None:
+        """Add this replica's part of a sum."""
+        (bucket.part.add_ if bucket in self._summed else bucket.part.copy_)(memory[bucket.own])
+        self._summed.add(bucket)
+
+    def scatter(self) -> Transfers:
+        """Start to sum the buckets that were not summed for this microbatch."""
+        while self._next < len(self.buckets):
+            self._sum_next()
+        self._next = 0
+        return Transfers([], self.bytes, self._finish)
+
+    def _finish(self) -> None:
+        """Return when the parts have all sums."""
+        while self._sums:
+            self._sums.popleft().wait()
+
+    def clear(self) -> None:
+        """Forget all gradients, also those of a step that failed, whose transfers may never end."""
+        if self.slots is not None:
+            self.slots.forget_used()
+        for held in (self._filling, self._sums, self._summed, self._has_apart, self.reached):
+            held.clear()
+        self._next = 0
+
     def reduce(self, replicas: Backend) -> Transfers:
         """Start to sum the gradients to the parts of the replicas; of gradients that were summed by microbatches, to
         agree which parameters have one. The parameters then have no gradient, and the slices have the sums.
         """
-        scatter = self.scatter
-        here = [p.grad is not None if scatter is None else p in scatter.reached for p in self.names]
+        here = [p in self.reached if self.sharing.gradients else p.grad is not None for p in self.names]
         flags = torch.tensor(here, dtype=torch.float32).to(self.device)
         flagged = replicas.all_reduce(flags)
 
         def end() -> None:
-            if scatter is not None:
-                scatter.finish()
+            self._finish()
             flagged.wait()
             self._assign_gradients([True] * len(here) if all(here) else (flags != 0).tolist())
 
-        if scatter is not None:
+        if self.sharing.gradients:
             return Transfers([], flags.nbytes, end)
         sums = [partial(bucket.reduce_collected, replicas) for bucket in self.buckets]
         return Transfers(sums, self.bytes, end, IN_FLIGHT)
@@ -145,35 +271,20 @@ class Shards:
                 part.value.grad = part.gradient if has else None
 
     def gather(self) -> Transfers:
-        """Start to gather the parameters of which replicas stepped slices.
-
-        If replicas share gradients, the parameters pass through a few slots, which the stages of a device have
-        together; ``wait`` starts the others.
-        """
+        """Start to gather the parameters of which replicas stepped slices; where these share gradients, in slots."""
         self.follow()  # no replica may have stepped, so the slices may still be in earlier memory
         for part in self.parts.values():
             part.value.grad = None  # its memory is overwritten, or its sums are used up
         replicas, slots = self.sharing.replicas(), self.slots
 
-        def start(bucket: Bucket) -> Gathered | None:
-            if slots is None:
-                assert bucket.memory is not None
-                return Gathered(bucket.gather(replicas, bucket.memory), partial(bucket.assign, bucket.memory))
-            if not slots.has_free:
-                return None
-            slot = slots.take()
-            memory = bucket.memory_in(slot)
+        def start(bucket: Bucket) -> Transfer:
+            slot = None if slots is None else slots.take()
+            memory = bucket.memory if slot is None else bucket.memory_in(slot)
+            assert memory is not None
+            handle, end = bucket.gather(replicas, memory), partial(bucket.assign, memory)
+            return Transfer(handle, end) if slots is None or slot is None else slots.transfer(slot, handle, end)
 
-            def end() -> None:
-                bucket.assign(memory)
-                slots.give_back(slot)
-
-            return Gathered(bucket.gather(replicas, memory), end)
-
-        starts = [partial(start, bucket) for bucket in self.buckets]
-        if slots is None:
-            return Transfers(starts, self.bytes)
-        return Transfers(starts, self.bytes, most=SLOTS, make_room=slots.make_room)
+        return Transfers([partial(start, bucket) for bucket in self.buckets], self.bytes)
 
     def narrow_optimizer(self, optimizer: Optimizer) -> None:
         """Replace the whole parameters in an optimizer by the slices of this replica, with the state that it has."""

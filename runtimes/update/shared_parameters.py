@@ -24,7 +24,7 @@ from ...backends.contract import Backend
 from ...core.errors import RequestError
 from ..weights.places import allocate, deallocate
 from ..weights.remote_tensors import make_remote
-from .buckets import Bucket, Gathered, Transfers, in_memory_order
+from .buckets import Bucket, Transfer, Transfers, in_memory_order
 
 HOLDERS = "the replicas, each of which has a part between steps"
 
@@ -170,10 +170,10 @@ class SharedParameters:
         if self.divided:
             self.hold()
 
-        def start(bucket: Bucket) -> Gathered:
+        def start(bucket: Bucket) -> Transfer:
             own = self._wholes.get(bucket) if self.divided else None
             whole = bucket.empty() if own is None else own
-            return Gathered(
+            return Transfer(
                 bucket.gather(replicas, whole),
                 partial(bucket.assign, whole, self._views) if self.divided and own is None else lambda: None,
             )

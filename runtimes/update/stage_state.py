@@ -14,7 +14,7 @@ from ...core.errors import RequestError
 from ..devices.compute import compute_device
 from ..launch.team import Team
 from .buckets import Bucket, Sharing, Transfers, buckets_of
-from .gradient_sinks import GradientScatter, GradientSink
+from .gradient_sinks import GradientSink
 from .optimizer_state import NamedState
 from .optimizers import (
     OptimizerFactory,
@@ -152,14 +152,14 @@ class StageState:
     @property
     def gradient_buffers(self) -> list[Tensor]:
         """The memory of all gradients allocated so far."""
-        known = [bucket for bucket, _ in vars(self).get("_buckets", ())]
         if "shards" in vars(self):
-            known = self.shards.buckets
-            if self.scatter is not None:
-                return self.scatter.buffers
+            known, memory = self.shards.buckets, self.shards.buffers
+        else:
+            known = [bucket for bucket, _ in vars(self).get("_buckets", ())]
+            memory = [bucket.memory for bucket in known if bucket.memory is not None]
         inside = {parameter for bucket in known for parameter in bucket.gradients}
         own = [gradient for parameter, gradient in self._gradients.items() if parameter not in inside]
-        return [*(bucket.memory for bucket in known if bucket.memory is not None), *own]
+        return [*memory, *own]
 
     @cached_property
     def _buckets(self) -> list[tuple[Bucket, Backend | None]]:
@@ -189,9 +189,9 @@ class StageState:
         return Shards(self.trained, self.sharing, frozen=frozen)
 
     @property
-    def scatter(self) -> GradientScatter | None:
+    def scatter(self) -> Shards | None:
         """Sums gradients microbatch by microbatch, if replicas share them; then no parameter has one."""
-        return self.shards.scatter if self.sharing is not None and self.sharing.gradients else None
+        return self.shards if self.sharing is not None and self.sharing.gradients else None
 
     def sink(self, parameters: Sequence[nn.Parameter], scattered: bool) -> GradientSink:
         """The sink of a backward program: to slots if replicas share gradients, otherwise to ``grad``.
@@ -236,8 +236,8 @@ class StageState:
         """Set all gradients to None, until the next one is added."""
         for tensor in self.with_gradients:
             tensor.grad = None
-        if "shards" in vars(self) and self.scatter is not None:
-            self.scatter.clear()
+        if "shards" in vars(self):
+            self.shards.clear()
 
     def reduce_gradients(self, replicas: Backend) -> Transfers:
         """Start to sum the gradients over all replicas."""

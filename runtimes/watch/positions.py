@@ -59,6 +59,17 @@ class Position:
     silent_s: float = 0.0
     number: int = 0
 
+    @classmethod
+    def of(cls, activity: Activity, quiet_s: float, **others: Any) -> "Position":
+        """The position of a device by its activity.
+
+        Args:
+            quiet_s: seconds since its last progress.
+            others: arguments of the class.
+        """
+        line = activity.line() if quiet_s >= 1 and not activity.on else ""
+        return cls(activity.text(), activity.stages, activity.on, quiet_s, line, **others)
+
     @property
     def no_progress_s(self) -> float:
         """Seconds without progress."""
@@ -214,9 +225,7 @@ class ThreadHangs:
         activity = self._activities[device]
         if done:
             return Position(f"done with {activity.method}", activity.stages, quiet_s=self._timeout_s)
-        quiet_s = quiet.update((activity.count, activity.on))
-        line = activity.line() if quiet_s >= 1 and not activity.on else ""
-        return Position(activity.text(), activity.stages, activity.on, quiet_s, line)
+        return Position.of(activity, quiet.update((activity.count, activity.on)))
 
 
 TIMEOUT_S = 300.0
@@ -231,21 +240,17 @@ def timeout_of(given: float | None) -> float:
     Raises:
         RequestError: it is not a finite number above 0.
     """
-    if given is not None:
-        return _checked(given, f"timeout_s is {given!r}")
     text = os.environ.get(VARIABLE)
-    if text is None:
+    asked: Any = text if given is None else given
+    if asked is None:
         return TIMEOUT_S
     try:
-        return _checked(float(text), f"{VARIABLE} is '{text}'")
-    except ValueError:
-        return _checked(math.nan, f"{VARIABLE} is '{text}'")
-
-
-def _checked(seconds: float, what: str) -> float:
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not number or not 0 < seconds < math.inf:
+        seconds = math.nan if isinstance(given, bool | str) else float(asked)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        what = f"{VARIABLE} is '{text}'" if given is None else f"timeout_s is {given!r}"
         raise RequestError(
             f"{what}: give a finite number of seconds above 0, after which ranks stop waiting for each other"
         )
-    return float(seconds)
+    return seconds

@@ -155,13 +155,9 @@ class FailureWatch:
         )
 
     def _own(self) -> Position:
-        activity, quiet_s = self._activity, self._quiet_s
-        line = activity.line() if quiet_s >= 1 and not activity.on else ""
         host_left = hosts_store(0) and self._found.get(0, UNKNOWN).left is not None
-        return Position(
-            activity.text(), activity.stages, activity.on, quiet_s, line,
-            stops=self._first is not None or host_left, process=self._process,
-        )  # fmt: skip
+        stops = self._first is not None or host_left
+        return Position.of(self._activity, self._quiet_s, stops=stops, process=self._process)
 
     def _positions(self) -> dict[int, Position]:
         return {**self._found, self._rank: self._own()}

@@ -44,18 +44,26 @@ _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6} | {name: 8 * dtype.itemsize for na
 """Bits of a value; 8 in the format's other dtypes."""
 
 
-@frozen
+@frozen(eq=False)
 class Entry:
-    """A tensor's location in a file.
+    """A tensor in a file.
 
     Args:
-        dtype: the format's name of the dtype.
+        stored_as: the format's name of the dtype of its values.
+        dtype: None for one that torch does not have; another one than that of the values if these are its bytes.
         start: of its bytes in the file.
     """
 
-    dtype: str
+    file: "TensorFile"
+    stored_as: str
+    dtype: torch.dtype | None
     shape: tuple[int, ...]
     start: int
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The order in which files are read best."""
+        return str(self.file.path), self.start
 
 
 class TensorFile:
@@ -77,13 +85,28 @@ class TensorFile:
         ):  # zip, and before torch 1.6 a pickle that begins with a number
             raise _written_by_torch_save(path)
         try:
-            self.entries = _entries(path, 8 + int.from_bytes(head, "little"), size)
+            self.entries = self._read_entries(8 + int.from_bytes(head, "little"), size)
         except (SafetensorError, OSError, MemoryError, ValueError) as error:
             reason = "ulimit -v is below its size" if isinstance(error, MemoryError) else in_a_line(error)[:300]
             raise RequestError(
                 f"'{path}', of {size} bytes, is not a whole safetensors file ({reason}): copy it again, or write one "
                 "with safetensors.torch.save_file"
             ) from None
+
+    def _read_entries(self, start: int, size: int) -> dict[str, Entry]:
+        """The entries; ``start`` is where the values begin, which are in order and without gaps."""
+        found = {}
+        with safe_open(self.path, framework="numpy") as file:  # that of torch maps the file a second time
+            for name in file.offset_keys():
+                kept = file.get_slice(name)
+                stored_as, shape = kept.get_dtype(), tuple(kept.get_shape())
+                found[name] = Entry(self, stored_as, DTYPES.get(stored_as), shape, start)
+                if len(name) > _LONGEST_NAME or not name.isprintable() or len(shape) > _MOST_DIMENSIONS:
+                    raise ValueError("a tensor's name is too long or cannot be printed, or it has too many dimensions")
+                start += prod(shape) * _BITS.get(stored_as, 8) // 8
+        if start != size:
+            raise ValueError("it has a dtype of an unknown size")
+        return found
 
     def read_into(self, name: str, tensor: Tensor) -> None:
         """Overwrite a tensor of the same shape; floating numbers are converted to its dtype."""
@@ -93,7 +116,7 @@ class TensorFile:
             self.read_into(name, whole)
             tensor.copy_(whole)
             return
-        target, dtype = tensor.reshape(-1), DTYPES[entry.dtype]
+        target, dtype = tensor.reshape(-1), DTYPES[entry.stored_as]
         piece = torch.empty(min(_PIECE_BYTES // dtype.itemsize, target.numel()), dtype=dtype)
         with open_regular(self.path) as file:
             file.seek(entry.start)
@@ -103,21 +126,6 @@ class TensorFile:
                 if file.readinto(_bytes(flat_bytes(part))) != part.nbytes:
                     raise RequestError(f"'{self.path}' is truncated since it was opened: copy it again")
                 target[first : first + len(part)].copy_(part)
-
-
-def _entries(path: Path, start: int, size: int) -> dict[str, Entry]:
-    """The entries of a file; ``start`` is where the values begin, which are in order and without gaps."""
-    found = {}
-    with safe_open(path, framework="numpy") as file:  # that of torch maps the file a second time
-        for name in file.offset_keys():
-            kept = file.get_slice(name)
-            entry = found[name] = Entry(kept.get_dtype(), tuple(kept.get_shape()), start)
-            if len(name) > _LONGEST_NAME or not name.isprintable() or len(entry.shape) > _MOST_DIMENSIONS:
-                raise ValueError("a tensor's name is too long or cannot be printed, or it has too many dimensions")
-            start += prod(entry.shape) * _BITS.get(entry.dtype, 8) // 8
-    if start != size:
-        raise ValueError("it has a dtype of an unknown size")
-    return found
 
 
 def _written_by_torch_save(path: Path) -> RequestError:
@@ -207,50 +215,39 @@ class Checkpoint:
 
     def __init__(self, path: str | Path) -> None:
         self.path = _entry_point(Path(path))
-        self._files: dict[str, TensorFile] = {}
-        if self.path.suffix == ".json":
-            for name, file in _indexed(self.path).items():
-                self._files[name] = file
-        else:
-            only = TensorFile(self.path)
-            self._files = dict.fromkeys(only.entries, only)
-        self._without_wrappers = {without_wrappers(name): name for name in self._files}
+        self._entries = _indexed(self.path) if self.path.suffix == ".json" else TensorFile(self.path).entries
+        self._without_wrappers = {without_wrappers(name): name for name in self._entries}
 
     def find(self, names: Iterable[str]) -> str | None:
         """The first of a tensor's names that the checkpoint has, with or without the prefixes of wrapped modules."""
         names = list(names)
         others = (self._without_wrappers.get(without_wrappers(name)) for name in names)
-        return next((name for name in names if name in self._files), None) or next(filter(None, others), None)
-
-    def entry(self, name: str) -> Entry:
-        """A tensor's location in its file."""
-        return self._files[name].entries[name]
+        return next((name for name in names if name in self._entries), None) or next(filter(None, others), None)
 
     def check(self, name: str, kind: str, tensor: Tensor) -> None:
         """Refuse a tensor of another shape or another kind of dtype than the model's."""
-        entry, where = self.entry(name), self._files[name].path
+        entry = self._entries[name]
+        where = entry.file.path
         if entry.shape != tuple(tensor.shape):
             raise RequestError(
                 f"{kind} '{name}' has shape {entry.shape} in '{where}' and {tuple(tensor.shape)} in the model: they "
                 "must be equal; give the checkpoint of this model, or build the model with its sizes"
             )
-        dtype = DTYPES.get(entry.dtype)
-        if dtype is None or _kind(dtype) != _kind(tensor.dtype):
+        if entry.dtype is None or _kind(entry.dtype) != _kind(tensor.dtype):
             raise RequestError(
-                f"{kind} '{name}' is {entry.dtype} in '{where}' and {tensor.dtype} in the model: only floating-point "
-                "types are converted to each other; convert the checkpoint"
+                f"{kind} '{name}' is {entry.stored_as} in '{where}' and {tensor.dtype} in the model: only "
+                "floating-point types are converted to each other; convert the checkpoint"
             )
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite tensors with those of the checkpoint, in the order of the files' bytes."""
-        order = {name: (str(self._files[name].path), self.entry(name).start) for name in tensors}
-        for name in sorted(tensors, key=lambda name: order[name]):
-            self._files[name].read_into(name, tensors[name])
+        for name in sorted(tensors, key=lambda name: self._entries[name].place):
+            self._entries[name].file.read_into(name, tensors[name])
 
     def lacking(self, missing: Sequence[str], wanted: int) -> RequestError:
         """The error for parameters that the checkpoint does not have."""
         named = first_of([f"'{name}'" for name in missing])
-        fix = _prefix_advice(missing, self._files) or "give the checkpoint of this model"
+        fix = _prefix_advice(missing, self._entries) or "give the checkpoint of this model"
         return RequestError(
             f"'{self.path}' lacks parameter {named} of the {wanted} that the step reads: each needs a value; {fix}"
         )
@@ -277,7 +274,8 @@ def _entry_point(path: Path) -> Path:
     raise RequestError(f"folder '{path}' has neither {INDEX} nor {SINGLE}: give the file itself, or another folder")
 
 
-def _indexed(index: Path) -> dict[str, TensorFile]:
+def _indexed(index: Path) -> dict[str, Entry]:
+    """The entries of all files of an index."""
     text = read_text(index)
     try:
         found = parse_json(text, "the file")
@@ -304,7 +302,7 @@ def _indexed(index: Path) -> dict[str, TensorFile]:
                 f"'{index}' says that '{name}' is in '{file}', but that file does not have it: index and files are of "
                 "different checkpoints; copy both again"
             )
-    return {name: opened[file] for name, file in pairs.items()}
+    return {name: opened[file].entries[name] for name, file in pairs.items()}
 
 
 def _blobs(index: Path) -> Path | None:
