@@ -16,10 +16,12 @@ from torch import Tensor
 
 from ...core.errors import RequestError
 from ..flat_bytes import flat_bytes
+from ..update.optimizer_state import leaves_of
 from ..weights.checkpoint import DTYPES, file_head, file_pieces
 from .manifest import FileRecord, write_durable
 
 _SECTIONS = ("model", "optimizer", "stepped", "progress")
+_AVERAGES = "ema"
 
 
 @define
@@ -73,9 +75,7 @@ def parts_of(state: Mapping[str, Any]) -> Parts:
             "model.load_state_dict(...) before panpipe.pipeline(...), or give Run(weights=) a safetensors file"
         )
     found = Parts(items={section: state[section] for section in ("scheduler", "scaler") if section in state})
-    for number, average in state.get("ema", {}).items():
-        found.add(f"ema.{number}", {"updates": average["updates"]})
-        found.add(f"ema.{number}.tensors", average["tensors"])
+    found.add(_AVERAGES, leaves_of(state.get(_AVERAGES, {})))
     for section in _SECTIONS:
         found.add(section, state.get(section, {}))
     return found
@@ -92,15 +92,8 @@ def state_of(parts: Parts) -> dict[str, Any]:
         section, _, rest = name.partition(".")
         if name in ("scheduler", "scaler"):
             found[name] = value
-        elif section == "ema":
-            number, _, inner = rest.partition(".")
-            average = found.setdefault("ema", {}).setdefault(number, {"updates": 0, "tensors": {}})
-            if inner == "updates":
-                average["updates"] = value
-            else:
-                average["tensors"][inner.removeprefix("tensors.")] = value
-        elif section in found and rest:
-            found[section][rest] = value
+        elif section in (*_SECTIONS, _AVERAGES) and rest:
+            found.setdefault(section, {})[rest] = value
         else:
             raise ValueError(f"it has '{name[:100]}', which is no part of the state of training")
     return found

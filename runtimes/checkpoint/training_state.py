@@ -29,6 +29,7 @@ from ...core.errors import RequestError
 from ...core.files.limits import short
 from ...core.wording import first_of
 from ..training.averages import WeightAverage
+from ..update.optimizer_state import leaves_of
 from ..update.stage_state import StageState
 from ..weights import places
 from ..weights.checkpoint import without_wrappers
@@ -77,8 +78,7 @@ class TrainingState:
         if self.scaler is not None:
             found.items["scaler"] = (type(self.scaler).__name__, self.scaler.state_dict())
         for number, average in enumerate(self.averages):
-            found.add(f"ema.{number}", {"updates": average.updates})
-            found.add(f"ema.{number}.tensors", average.tensors)
+            found.add(f"ema.{number}", leaves_of({"updates": average.updates, "tensors": average.tensors}))
         made = self._optimizer_name
         found.add("progress", {**counts, **({} if made is None else {"optimizer": made})})
         return found

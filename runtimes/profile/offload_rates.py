@@ -8,7 +8,7 @@ computes meanwhile.
 import socket
 import statistics
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -40,20 +40,16 @@ HOST = "host"
 """Names of the hubs in a measured cluster start with it; then they have their number, and what limits their memory."""
 
 
-def host_rates(
-    tier: OffloadTier, device: torch.device, number: int, usable: int | None = None, storage: int = STORAGE
-) -> tuple[float, float]:
+def host_rates(tier: OffloadTier, device: torch.device, number: int, usable: int) -> tuple[float, float]:
     """Bytes per second out and back: of all copies together, because slow and fast ones add up in a step, too.
 
     Args:
-        usable: bytes of the tier that may be used; None for no limit.
-        storage: bytes of a storage, at most.
+        usable: bytes of the tier that may be used.
 
     Raises:
         RequestError: there is no space for the copies.
     """
-    if usable is not None:
-        storage = max(min(storage, usable // (STORAGES * MICROBATCHES)), SMALLEST)
+    storage = max(min(STORAGE, usable // (STORAGES * MICROBATCHES)), SMALLEST)
     memory, queue = DeviceOffload(tier, device, number), compute_queue(device, number)
     memory.reserve(storage * STORAGES * MICROBATCHES)
     out_s, back_s = 0.0, 0.0
@@ -148,8 +144,8 @@ def with_hosts(cluster: Cluster, team: Team, where: Mapping[int, torch.device], 
     return evolve(cluster, hubs=(*cluster.hubs, *hubs), links=(*cluster.links, *links))
 
 
-SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
-"""Bytes of a copy: up to the saved tensors of a stage."""
+SIZES, REPEATS = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26), 10
+"""Bytes of a copy, up to the saved tensors of a stage, and how often each is measured."""
 
 
 @exchanged
@@ -168,29 +164,25 @@ class MeasuredCopy:
     line: LineFit
 
 
-def host_copies(device: torch.device, sizes: Sequence[int] = SIZES, repeats: int = 10) -> list[MeasuredCopy]:
-    """Measure both directions, pinned and pageable; empty if the device is the CPU.
-
-    Args:
-        sizes: bytes of the copies.
-    """
+def host_copies(device: torch.device) -> list[MeasuredCopy]:
+    """Measure both directions, pinned and pageable; empty if the device is the CPU."""
     if streams_of(device) is None:
         return []
     found = []
     for to_host in (False, True):
         for pinned in (True, False):
-            times = [_copy_s(device, size, to_host, pinned, repeats) for size in sizes]
-            found.append(MeasuredCopy(to_host, pinned, fit_line(sizes, times)))
+            times = [_copy_s(device, size, to_host, pinned) for size in SIZES]
+            found.append(MeasuredCopy(to_host, pinned, fit_line(SIZES, times)))
     return found
 
 
-def _copy_s(device: torch.device, size: int, to_host: bool, pinned: bool, repeats: int) -> float:
+def _copy_s(device: torch.device, size: int, to_host: bool, pinned: bool) -> float:
     there = torch.zeros(size, dtype=torch.uint8, device=device)
     here = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
     target, source = (here, there) if to_host else (there, here)
     watch, times = Stopwatch(device), []
     with watch.active():
-        for _ in range(repeats + 1):
+        for _ in range(REPEATS + 1):
             start = watch.now()
             target.copy_(source, non_blocking=True)
             times.append(watch.between(start, watch.now()))

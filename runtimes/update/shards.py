@@ -66,7 +66,6 @@ class Shards:
     """The parts of one stage's optimizer and gradients that this replica holds.
 
     Args:
-        size: most bytes of a bucket; by default ``BUCKET_BYTES``, and less for small stages that share gradients.
         frozen: its other parameters, by name, of which each replica has a part if replicas share parameters.
 
     Attributes:
@@ -81,15 +80,12 @@ class Shards:
         self,
         parameters: Mapping[str, nn.Parameter],
         sharing: Sharing,
-        size: int | None = None,
         frozen: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self.sharing = sharing
         self.names = {parameter: name for name, parameter in parameters.items()}
-        if size is None:
-            size = bucket_bytes(sum(p.nbytes for p in self.names)) if sharing.gradients else BUCKET_BYTES
-            if sharing.parameters:
-                size = min(size, COPIED_BYTES)
+        size = bucket_bytes(sum(p.nbytes for p in self.names)) if sharing.gradients else BUCKET_BYTES
+        size = min(size, COPIED_BYTES) if sharing.parameters else size
         place = {name: at for at, name in enumerate(sharing.order)} if sharing.gradients else {}
         order = sorted(parameters, key=lambda name: place.get(name, len(place)))
         apart = sharing.split or frozenset[str]()

@@ -29,7 +29,7 @@ from typing import Any
 from attrs import evolve
 
 from ...core.errors import WorkerError, message_of
-from .activity import HERE, Activity, QuietTime
+from .activity import HERE, QuietTime
 from .lost_ranks import (
     FAILURE_KEY,
     documents,
@@ -80,9 +80,9 @@ class FailureWatch:
         reported: whether this rank has reported that it stops.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout_s: float, activity: Activity = HERE) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
         self._pid = os.getpid()
-        self._rank, self._timeout_s, self._activity = rank, timeout_s, activity
+        self._rank, self._timeout_s = rank, timeout_s
         self._others = [other for other in range(size) if other != rank]
         # Separate connections: the main thread may wait in the default one, and reports use the second.
         self._quiet = ExitStack()
@@ -137,7 +137,7 @@ class FailureWatch:
         """The reason if a rank that a transport lost had closed its pipeline before; else None."""
         lost = failure.lost if isinstance(failure, WorkerError) else ()
         left = self._left(documents(self._reports, [rank for rank in lost if rank in self._others]))
-        return left_early(left, self._rank, self._activity.text()) if left else None
+        return left_early(left, self._rank, HERE.text()) if left else None
 
     @staticmethod
     def _left(found: Mapping[int, bytes]) -> dict[int, str]:
@@ -157,7 +157,7 @@ class FailureWatch:
     def _own(self) -> Position:
         host_left = hosts_store(0) and self._found.get(0, UNKNOWN).left is not None
         stops = self._first is not None or host_left
-        return Position.of(self._activity, self._quiet_s, stops=stops, process=self._process)
+        return Position.of(HERE, self._quiet_s, stops=stops, process=self._process)
 
     def _positions(self) -> dict[int, Position]:
         return {**self._found, self._rank: self._own()}
@@ -197,7 +197,7 @@ class FailureWatch:
         self._exchange.join(_LEAVES_S)
         if self._exchange.is_alive():
             return  # the store does not answer
-        last = f" after {self._activity.last}" if self._activity.last else " before it was built"
+        last = f" after {HERE.last}" if HERE.last else " before it was built"
         why = last if failure is None else f"{last}, because of {type(failure).__name__}: {message_of(failure)}"
         with suppress(RuntimeError):  # the store's host may have ended
             self._publish(self._reports, why)
@@ -248,7 +248,7 @@ class FailureWatch:
         quiet, silent, reporting = (QuietTime(4 * self._tick_s) for _ in range(3))
         while not self._stopped.wait(self._tick_s):
             WHERE.poll()
-            self._quiet_s = quiet.update((self._activity.count, self._activity.on, self._computed()))
+            self._quiet_s = quiet.update((HERE.count, HERE.on, self._computed()))
             self._unanswered_s = silent.update(self._answers)
             reason = self._without_answer(reporting.update(self._reporting))
             if reason is not None and not self._stopped.is_set():
@@ -256,11 +256,11 @@ class FailureWatch:
 
     def _computed(self) -> int:
         """How much processor time this process has taken, coarsely, if that is progress; otherwise 0."""
-        return int(time.process_time() / (_PART * self._timeout_s)) if self._activity.computing else 0
+        return int(time.process_time() / (_PART * self._timeout_s)) if HERE.computing else 0
 
     def _without_answer(self, reporting_s: float) -> str | None:
         """Why this rank cannot go on without the store; None if it can, or if the exchange decides."""
-        on, quiet_s, unanswered_s, limit = self._activity.on, self._quiet_s, self._unanswered_s, self._timeout_s
+        on, quiet_s, unanswered_s, limit = HERE.on, self._quiet_s, self._unanswered_s, self._timeout_s
         if self._store_ended:
             # Other ranks may have work to do after the host of the store has left.
             waits_s = min(limit, LEFT_S) if 0 in on or self._found.get(0, UNKNOWN).left is None else limit
@@ -273,7 +273,7 @@ class FailureWatch:
     def _reason_without_store(self) -> str:
         """The reason of a rank that cannot go on after the store has ended."""
         why = self._found.get(0, UNKNOWN).left
-        return store_ended() if why is None else left_early({0: why}, self._rank, self._activity.text())
+        return store_ended() if why is None else left_early({0: why}, self._rank, HERE.text())
 
     def _silent_store(self) -> str:
         """The reason if the process that hosts the store gives no answer: it is stopped, or its host is."""

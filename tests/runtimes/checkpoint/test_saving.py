@@ -4,7 +4,6 @@ import json
 import logging
 import re
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import panpipe
@@ -210,7 +209,7 @@ def test_bytes_that_do_not_fit_their_dtype_are_refused(tmp_path):
         CheckpointReader(wide)
 
 
-# Checkpoints of torch.distributed.checkpoint: written by its own writer, and never read by panpipe.
+# Checkpoints of torch.distributed.checkpoint: written by its own writer.
 
 
 STATE = {
@@ -245,14 +244,6 @@ def test_an_exported_checkpoint_has_the_same_values(tmp_path, capsys):
     }
     with pytest.raises(panpipe.RequestError, match="holds a checkpoint: give a new folder"):
         export_checkpoint(tmp_path / "step-4", tmp_path / "again")
-
-
-def test_a_checkpoint_of_dcp_is_not_read(tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save({"pipe": STATE}, checkpoint_id=tmp_path, no_dist=True)
-    with pytest.raises(panpipe.RequestError, match=r"a checkpoint of torch\.distributed\.checkpoint, whose"):
-        CheckpointReader(tmp_path)
 
 
 def test_wrong_arguments_of_the_command_are_refused(tmp_path, capsys):

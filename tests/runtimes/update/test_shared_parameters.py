@@ -1,21 +1,40 @@
 """Parameters of which each replica holds a part, on threads over the transport of one process."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+from panpipe.backends.memcpy import connect
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.update.buckets import Sharing
 from panpipe.runtimes.update.shards import Shards
 from panpipe.runtimes.weights.remote_tensors import RemoteTensor
+from torch import nn
 
-from ...support.stages.sharded import SHAPES, model, on_each
+SHAPES = {"w": (3, 5), "scalar": (), "b": (7,), "empty": (0, 4), "conv": (2, 3, 2, 2), "tied": (4, 3)}
+
+
+def model():
+    generator = torch.Generator().manual_seed(0)
+    found = {n: nn.Parameter(torch.randn(shape, generator=generator)) for n, shape in SHAPES.items()}
+    with torch.no_grad():
+        found["conv"].data = found["conv"].data.to(memory_format=torch.channels_last)
+    return found
+
+
+def on_each(count, work):
+    ends = connect(count)
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, ends))
+
 
 WHOLE = model()
 
 
-def shards_of(end, count, size=None, parameters=None, own=True):
+def shards_of(end, count, parameters=None, own=True):
     sharing = Sharing(lambda: end, end.device, count, frozenset({"tied"}), gradients=True, parameters=True)
     named = model() if parameters is None else parameters
-    shards = Shards(named, sharing, size)
+    shards = Shards(named, sharing)
     if own:
         shards.shared.own_memory()
     return named, shards
@@ -47,7 +66,7 @@ def test_lent_parameters_may_be_referenced_and_changed_values_are_kept():
 def test_parameters_that_overlap_in_memory_are_refused():
     def work(end):
         with pytest.raises(RequestError, match=r"parameter 'p' has strides \(0, 1\) for shape \(2, 3\): .*dense"):
-            shards_of(end, 2, parameters={"p": torch.nn.Parameter(torch.ones(3).expand(2, 3))}, own=False)
+            shards_of(end, 2, parameters={"p": nn.Parameter(torch.ones(3).expand(2, 3))}, own=False)
         return True
 
     assert on_each(2, work) == [True, True]
