@@ -13,6 +13,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -249,35 +250,35 @@ class BackgroundSave:
     """The save that is in flight, if there is one."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._done: Future[None] | None = None
 
     def start(self, save: Save, exchange: Exchange) -> None:
         """Begin to write a checkpoint; no other one may be in flight."""
+        done = self._done = Future[None]()
 
         def body() -> None:
             try:
                 save.run(exchange)
-            except WorkerError as failure:  # a rank is lost: all ranks end, each with one line about it
-                self._failure = failure
             except BaseException as failure:
-                self._failure = failure
-                _LOG.error("%s", message_of(failure))
+                if not isinstance(failure, WorkerError):  # a rank is lost: all ranks end, each with one line about it
+                    _LOG.error("%s", message_of(failure))
+                done.set_exception(failure)
+            else:
+                done.set_result(None)
 
         # A daemon: a process that ends after a failure does not wait for other ranks.
-        self._thread = threading.Thread(target=body, name="panpipe checkpoint", daemon=True)
-        self._thread.start()
+        threading.Thread(target=body, name="panpipe checkpoint", daemon=True).start()
         atexit.register(self._finish_at_exit)
 
     @property
     def in_flight(self) -> bool:
         """Whether a save was begun and not waited for; the same on every rank."""
-        return self._thread is not None
+        return self._done is not None
 
     @property
     def ended(self) -> bool:
         """Whether the save in flight has ended in this process."""
-        return self._thread is not None and not self._thread.is_alive()
+        return self._done is not None and self._done.done()
 
     def wait(self) -> None:
         """Wait for the save in flight.
@@ -285,19 +286,17 @@ class BackgroundSave:
         Raises:
             RequestError: it failed; raised once, on every rank.
         """
-        if self._thread is None:
-            return
-        self._thread.join()
-        atexit.unregister(self._finish_at_exit)
-        failure, self._thread, self._failure = self._failure, None, None
-        if failure is not None:
-            raise failure
+        if self._done is not None:
+            failure, self._done = self._done.exception(), None
+            atexit.unregister(self._finish_at_exit)
+            if failure is not None:
+                raise failure
 
     def _finish_at_exit(self) -> None:
-        if self._thread is not None and failure_at_exit() is None:
-            self._thread.join()
-            if isinstance(self._failure, WorkerError):
-                _LOG.error("no checkpoint was written: %s", message_of(self._failure))
+        if self._done is not None and failure_at_exit() is None:
+            failure = self._done.exception()
+            if isinstance(failure, WorkerError):
+                _LOG.error("no checkpoint was written: %s", message_of(failure))
 
 
 ROOT = "pipe"

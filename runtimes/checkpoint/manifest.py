@@ -11,7 +11,7 @@ Files are written once, hashed while they are written, and synchronized to disk.
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ...core.errors import RequestError, in_a_line
 from ...core.files.json_reader import check_values, values_in
 from ...core.files.limits import Limits
 from ...core.files.read import open_regular, read_bytes
+from ...core.files.write import replace_file
 from ...core.plain_data import decode, encode
 from ...core.wording import first_of
 from ..watch.activity import HERE
@@ -49,23 +50,22 @@ class FileRecord:
 
 
 def write_durable(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file and synchronize it to disk.
+    """Write a file and synchronize it to disk.
 
     Raises:
-        OSError: it exists already, or cannot be written.
+        OSError: it cannot be written.
     """
     digest, size = xxhash.xxh3_128(), 0
-    # An existing file is not opened, and no link is followed.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-    with os.fdopen(descriptor, "wb", buffering=0) as file:
+
+    def hashed() -> Iterator[bytes | memoryview]:
+        nonlocal size
         for piece in pieces:
             HERE.count += 1  # progress for ranks that wait
             digest.update(piece)
             size += len(piece)
-            left = memoryview(piece)
-            while left:
-                left = left[file.write(left) :]
-        os.fsync(file.fileno())
+            yield piece
+
+    replace_file(path, hashed(), durable=True)
     return FileRecord(size, digest.hexdigest())
 
 

@@ -142,6 +142,10 @@ class Part:
     value: nn.Parameter
     gradient: Tensor
 
+    def slice_of(self, elements: Tensor) -> Tensor:
+        """The slice of a tensor of as many elements as the whole, in one dimension."""
+        return elements[self.start : self.stop]
+
     def follow(self) -> None:
         """Make the slice a view of the parameter again, if the parameter was given other memory."""
         now = _slice(self.whole, self.start, self.stop)
@@ -180,22 +184,19 @@ class Bucket:
             self.clear_padding(self.memory)
             self.part = self.memory[self.own]
         self.values = self.empty(length).zero_() if sharing is not None and sharing.parameters else None
-        self.offsets: dict[str, int] = {}
         self.parts: list[Part] = []
-        self._strides: dict[nn.Parameter, tuple[tuple[int, ...], int]] = {}
+        self._offsets: dict[nn.Parameter, int] = {}
         offset = 0
         for name, parameter in parameters.items():
-            self.offsets[name], size = offset, parameter.numel()
-            strides = (
-                torch.empty(parameter.shape, device="meta").stride() if sharing is None else _dense(name, parameter)
-            )
-            self._strides[parameter] = strides, offset
+            self._offsets[parameter], size = offset, parameter.numel()
+            if sharing is not None:
+                _refuse_gaps(name, parameter)
             start, stop = max(begin - offset, 0), min(begin + length - offset, size)
             if sharing is not None and trained and start < stop:
                 self.parts.append(self._part(name, parameter, start, stop, offset - begin))
             offset += size
         memory = self.memory
-        self.gradients = {} if memory is None else {p: self.gradient_in(memory, p) for p in self._strides}
+        self.gradients = {} if memory is None else {p: self.gradient_in(memory, p) for p in self._offsets}
 
     def _part(self, name: str, parameter: nn.Parameter, start: int, stop: int, at: int) -> Part:
         own = slice(at + start, at + stop)
@@ -222,10 +223,17 @@ class Bucket:
         """The whole tensor in a slot."""
         return slot[: self.nbytes].view(self.dtype)
 
+    def elements_of(self, parameter: nn.Parameter, memory: Tensor) -> Tensor:
+        """The elements of the whole tensor that belong to a parameter, in one dimension."""
+        offset = self._offsets[parameter]
+        return memory[offset : offset + parameter.numel()]
+
     def gradient_in(self, memory: Tensor, parameter: nn.Parameter) -> Tensor:
         """A parameter's gradient in the whole tensor; with the parameter's strides if replicas have parts of it."""
-        strides, offset = self._strides[parameter]
-        return memory.as_strided(parameter.shape, strides, memory.storage_offset() + offset)
+        elements = self.elements_of(parameter, memory)
+        if self._sharing is None:
+            return elements.view(parameter.shape)
+        return elements.as_strided(parameter.shape, parameter.stride())
 
     def clear_padding(self, memory: Tensor) -> None:
         """Write zeros to the end of the whole tensor, which no parameter uses."""
@@ -275,8 +283,7 @@ class Bucket:
             if self.values is not None:
                 memory[self.own].copy_(self.values)
             for part in self.parts if self.values is None else ():
-                at = self.offsets[part.name] + part.start
-                memory[at : at + part.value.numel()].view(part.value.shape).copy_(part.value)
+                part.slice_of(self.elements_of(part.whole, memory)).copy_(part.value.view(-1))
         return replicas.all_gather(numbers_of(memory))
 
     def gathered(self, replicas: Backend) -> Tensor:
@@ -288,9 +295,9 @@ class Bucket:
     def assign(self, memory: Tensor, into: Mapping[nn.Parameter, Tensor] | None = None) -> None:
         """Copy the gathered parameters to the model's, or to other tensors of the same strides."""
         with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                at, target = self.offsets[name], parameter if into is None else into[parameter]
-                in_memory_order(target).copy_(memory[at : at + target.numel()])
+            for parameter in self.parameters.values():
+                target = parameter if into is None else into[parameter]
+                in_memory_order(target).copy_(self.elements_of(parameter, memory))
 
 
 def buckets_of(named: Mapping[str, nn.Parameter]) -> list[Bucket]:
@@ -377,8 +384,8 @@ def _slice(parameter: nn.Parameter, start: int, stop: int) -> Tensor:
     return elements.view(()) if parameter.ndim == 0 else elements
 
 
-def _dense(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
-    """A parameter's strides.
+def _refuse_gaps(name: str, parameter: nn.Parameter) -> None:
+    """Refuse a parameter whose elements do not follow one another in memory.
 
     Raises:
         RequestError: some of its elements share memory, or there are gaps.
@@ -393,4 +400,3 @@ def _dense(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
                 "replicas share dense parameters; make it contiguous, or leave shard out"
             )
         expected *= size
-    return tuple(parameter.stride())

@@ -177,7 +177,7 @@ class NamedState:
                 memory = _all_of(bucket, path, dtype, own, shards)
                 for name, held in states.items():
                     if isinstance(held.get(path), torch.dtype) and held[path] == dtype:
-                        held[path] = _whole(memory, bucket.offsets[name], bucket.parameters[name])
+                        held[path] = _whole(memory, bucket, bucket.parameters[name])
         for name in self.names:
             state = of_each.get(name) or zeros_of(self._blank(name), torch.device("cpu"))
             found |= leaves_of(state, f"state.{name}.")
@@ -190,16 +190,15 @@ def _all_of(bucket: Bucket, path: str, dtype: torch.dtype, own: Mapping[str, Sta
     for part in bucket.parts:
         value = leaves_of(own.get(part.name, {})).get(path)
         if isinstance(value, Tensor) and value.dtype == dtype and value.shape == part.value.shape:
-            begin = bucket.offsets[part.name] + part.start
-            memory[begin : begin + part.value.numel()] = value.flatten()
+            part.slice_of(bucket.elements_of(part.whole, memory)).copy_(value.flatten())
     shards.sharing.replicas().all_gather(torch.view_as_real(memory) if memory.is_complex() else memory).wait()
     return memory
 
 
-def _whole(memory: Tensor, offset: int, parameter: nn.Parameter) -> Tensor:
-    """A parameter's tensor from a bucket, contiguous, on the CPU."""
+def _whole(memory: Tensor, bucket: Bucket, parameter: nn.Parameter) -> Tensor:
+    """A parameter's tensor from the memory of a bucket, contiguous, on the CPU."""
     tensor = torch.empty_strided(parameter.shape, parameter.stride(), dtype=memory.dtype)
-    in_memory_order(tensor).copy_(memory[offset : offset + parameter.numel()])
+    in_memory_order(tensor).copy_(bucket.elements_of(parameter, memory))
     return tensor.contiguous()
 
 

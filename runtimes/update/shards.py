@@ -319,4 +319,4 @@ def narrowed(state: Any, part: Part) -> Any:
     if not isinstance(state, Tensor) or whole.ndim == 0 or state.shape != whole.shape:
         return state
     ordered = torch.empty_strided(whole.shape, whole.stride(), dtype=state.dtype, device=state.device).copy_(state)
-    return in_memory_order(ordered)[part.start : part.stop].clone()
+    return part.slice_of(in_memory_order(ordered)).clone()

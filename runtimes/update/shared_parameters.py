@@ -86,9 +86,8 @@ class SharedParameters:
         before = next((each for each in self.buckets if name in each.parameters), None)
         if before is None:
             return  # an empty one
-        begin, parameter = before.offsets[name], bucket.parameters[name]
-        whole = bucket.empty().zero_()
-        whole[: parameter.numel()].copy_(before.gathered(replicas)[begin : begin + parameter.numel()])
+        parameter, whole = bucket.parameters[name], bucket.empty().zero_()
+        bucket.elements_of(parameter, whole).copy_(before.elements_of(parameter, before.gathered(replicas)))
         _set_own(bucket, whole)
         self.buckets.append(bucket)
         before.parameters = {n: p for n, p in before.parameters.items() if n != name}
@@ -194,7 +193,6 @@ def _set_own(bucket: Bucket, whole: Tensor) -> None:
 def _joined(bucket: Bucket) -> Tensor:
     """All parameters of a bucket in a new tensor."""
     whole = bucket.empty().zero_()
-    for name, parameter in bucket.parameters.items():
-        at = bucket.offsets[name]
-        whole[at : at + parameter.numel()].copy_(in_memory_order(parameter))
+    for parameter in bucket.parameters.values():
+        bucket.elements_of(parameter, whole).copy_(in_memory_order(parameter))
     return whole

@@ -169,11 +169,11 @@ def _try(make: OptimizerFactory, shapes: Mapping[str, Tensor], sharing: Sharing 
                     parameter.grad = gradient
                 elif name in shards.parts:
                     part = shards.parts[name]
-                    part.value.grad = gradient.flatten()[part.start : part.stop].view(part.value.shape)
+                    part.value.grad = part.slice_of(gradient.flatten()).view(part.value.shape)
             made.step()
         changes = {name: p.detach().flatten() - before[name] for name, p in parameters.items()}
         if shards is not None:
-            changes = {name: changes[name][part.start : part.stop] for name, part in shards.parts.items()}
+            changes = {name: part.slice_of(changes[name]) for name, part in shards.parts.items()}
         return _Trial(kind, options, changes)
 
 

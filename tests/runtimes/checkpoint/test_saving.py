@@ -69,7 +69,7 @@ def test_an_error_of_a_save_is_logged_at_once_and_raised_by_the_next_call(held, 
     hidden.rmdir()  # a disk that is gone
     train(pipe, CONV, 1)
     held.set()
-    pipe._session.checkpoints._in_flight._thread.join()
+    assert pipe._session.checkpoints._in_flight._done.exception() is not None
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "step-1' cannot be written" in caplog.text
     calls = {
