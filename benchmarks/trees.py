@@ -1,6 +1,5 @@
 """Two working trees of this repository next to each other, so that one run can compare them."""
 
-import hashlib
 import json
 import os
 import resource
@@ -27,18 +26,6 @@ class Tree:
 
     folder: Path
     imports: Path
-
-    def version(self) -> str:
-        """The commit of this tree, with a hash of what was changed in it since."""
-        commit = self._git("rev-parse", "--short", "HEAD").strip()
-        changed = self._git("diff", "HEAD")
-        return f"{commit}-{hashlib.sha256(changed.encode()).hexdigest()[:8]}" if changed else commit
-
-    def _git(self, *command: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(self.folder), *command], check=True, capture_output=True, encoding="utf-8"
-        )
-        return done.stdout
 
     def run(self, *command: str) -> str:
         """Standard output of a command of Python, which imports this tree as ``panpipe``."""

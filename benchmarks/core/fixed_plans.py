@@ -1,16 +1,16 @@
 """A fixed set of plans, which can be compared with those of another commit byte by byte.
 
-    python benchmarks/core/fixed_plans.py --against COMMIT [--only WORD] [--keep FOLDER] [--record FILE]
+    python benchmarks/core/fixed_plans.py --against COMMIT [--only WORD] [--record FILE]
     python benchmarks/core/fixed_plans.py FOLDER [--only WORD]    one file a plan, and their SHA-256 on standard output
 
 All named schedules for uniform stages, and plans of two operator graphs (a file with times, and a captured GPT-2) over
 schedules, meshes, recomputation, offload, sharing, clusters and the search. Nothing is measured: a difference is one of
 the code. Sums may round differently on another processor, so plans are compared on one machine. Both trees write a
-group of plans in turns. With ``--keep`` the plans remain in a folder, and a run that was ended continues there.
+group of plans in turns.
 
 A plan has the same bytes, or is the same plan, or differs. The same plan has the same stages, edges, orders, memory
 policy, and predicted time and memory; only the number of evaluations and the description of the cluster differ. A
-difference that ``EXPLAINED`` does not name ends with status 1.
+difference ends with status 1.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import json
 import random
 import sys
 import tempfile
-from fnmatch import fnmatch
 from pathlib import Path
 
 NODES = 24
@@ -36,18 +35,6 @@ SCHEDULES = (
     "gpipe", "1f1b", "interleaved-1f1b", "looped", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-min", "v-half",
     "1f1b-v", "gis", "gis-h", "dualpipe-v",
 )  # fmt: skip
-EXPLAINED = {
-    "schedule-zb-1p": "b7c6a3c, 98fb389: never worse than the handcrafted schedule",
-    "schedule-zb-2p": "780ded8: of equal times the schedule with less memory comes first",
-    "schedule-zb-v": "W by the one list scheduler: the same time and memory",
-    "unequal-zb-v": "the same",
-    "schedule-auto-3": "a1688b9: a higher lower bound, so the gap is smaller; the orders are the same",
-    "file-auto-*": "5921e2c: operators placed freely; 19322bb, c91e8f6: less memory for the same step, in the budget",
-    "memory-1f1b-offload-all": "e469d029: a reload counts before the next action frees what left",
-    "memory-po-f-offload-none": "e469d029: the same",
-    "gpt2-*": "8c6da9b: rates of products and attention by shape, as sustained in training, so that stages cost more",
-}
-"""Pattern of plans' names → the commits that changed them since c2e81bd, and how."""
 
 
 def graph() -> dict:
@@ -136,7 +123,7 @@ def requests(file: Path) -> dict[str, list[str]]:
 
 
 def write(folder: Path, only: str, group: str) -> None:
-    """Write the plans that are not in the folder yet, by the ``panpipe`` that is imported; print the hashes of all."""
+    """Write the plans by the ``panpipe`` that is imported, and print their hashes."""
     from panpipe.cli import main as command
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,13 +133,10 @@ def write(folder: Path, only: str, group: str) -> None:
         if only not in name or not name.startswith(group):
             continue
         out, printed, errors = folder / f"{name}.json", io.StringIO(), io.StringIO()
-        if not out.exists():
-            new = folder / f"{name}.new"
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
-                status = command([*words, *(["--out", str(new)] if words[0] == "plan" else [])])
-            if words[0] == "schedule" or status:
-                new.write_text(printed.getvalue() or errors.getvalue(), encoding="utf-8")
-            new.replace(out)
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+            status = command([*words, *(["--out", str(out)] if words[0] == "plan" else [])])
+        if words[0] == "schedule" or status:
+            out.write_text(printed.getvalue() or errors.getvalue(), encoding="utf-8")
         print(f"{hashlib.sha256(out.read_bytes()).hexdigest()[:16]}  {name}", flush=True)
 
 
@@ -185,15 +169,13 @@ def same_plan(before: str, now: str) -> bool:
     return bool(plans[0] == plans[1])
 
 
-def compare(commit: str, only: str, keep: Path | None) -> tuple[list[tuple[str, ...]], dict[str, int]]:
-    """A row for each plan that differs, with the reason, and how many there are of each kind."""
+def compare(commit: str, only: str) -> tuple[list[tuple[str, ...]], dict[str, int]]:
+    """A row for each plan that differs, and how many there are of each kind."""
     from benchmarks.trees import trees
 
     with trees(commit) as pair, tempfile.TemporaryDirectory() as name:
-        kept, asked = Path(name) if keep is None else keep.resolve(), requests(Path("graph.json"))
-        request = hashlib.sha256(json.dumps([graph(), asked]).encode()).hexdigest()[:8]
-        folders = [kept / f"{tree.version()}-{request}" for tree in pair]
-        names = [one for one in asked if only in one]
+        folders = [Path(name, "there"), Path(name, "here")]
+        names = [one for one in requests(Path("graph.json")) if only in one]
         for group in GROUPS:
             if any(one.startswith(group) for one in names):
                 for tree, folder in zip(pair, folders, strict=True):
@@ -204,8 +186,7 @@ def compare(commit: str, only: str, keep: Path | None) -> tuple[list[tuple[str, 
             kind = "the same bytes" if before == now else "the same plan" if same_plan(before, now) else "another plan"
             counts[kind] += 1
             if kind == "another plan":
-                reason = next((why for pattern, why in EXPLAINED.items() if fnmatch(each, pattern)), "")
-                rows.append((each, summary(before), summary(now), reason))
+                rows.append((each, summary(before), summary(now)))
     return rows, counts
 
 
@@ -216,7 +197,6 @@ def main() -> int:
     parser.add_argument("--against", help="a commit to compare with")
     parser.add_argument("--only", default="", help="plans with this word in their names")
     parser.add_argument("--group", default="", help="plans whose names begin so")
-    parser.add_argument("--keep", type=Path, help="folder for the plans of both trees; those in it are not made again")
     parser.add_argument("--record", help="append the result to this Markdown file")
     given = parser.parse_args()
     if (given.folder is None) == (given.against is None):
@@ -224,7 +204,7 @@ def main() -> int:
     if given.folder is not None:
         write(given.folder, given.only, given.group)
         return 0
-    rows, counts = compare(given.against, given.only, given.keep)
+    rows, counts = compare(given.against, given.only)
     for row in rows:
         print(" | ".join(row))
     found = ", ".join(f"{kind} {count}" for kind, count in counts.items())
@@ -233,8 +213,8 @@ def main() -> int:
     if given.record:
         from benchmarks.driver import report
 
-        report(given.record, title, ("plan", "there", "here", "reason"), rows)
-    return 1 if any(not row[-1] for row in rows) else 0
+        report(given.record, title, ("plan", "there", "here"), rows)
+    return 1 if rows else 0
 
 
 if __name__ == "__main__":

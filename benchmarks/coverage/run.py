@@ -1,6 +1,6 @@
 """How many models that nobody here wrote train as one process does, by the default call.
 
-    python benchmarks/coverage/run.py SUITE [MODEL ...] --sources FOLDER --results FILE [--record FILE]
+    python benchmarks/coverage/run.py SUITE [MODEL ...] --results FILE [--record FILE]
 
 Each model is trained in a process of its own for two steps, on two batches, by ``panpipe.pipeline(model, step, batch,
 optimizer=..., microbatches=4)``, and in plain PyTorch over the same microbatches with the same random numbers: dropout
@@ -14,9 +14,8 @@ and BatchNorm stay as they are. A model is
 - crashed: any other error, the end of the process, or no end in time;
 - not built: the model cannot be made or trained here in plain PyTorch.
 
-Training is in float32; a distance above rounding is measured again in float64, which decides. FOLDER has checkouts of
-github.com/pytorch/benchmark as ``benchmark`` and github.com/pytorch/examples as ``examples``; timm and torchvision are
-packages. Weights are random; batches are synthetic and small.
+Training is in float32; a distance above rounding is measured again in float64, which decides. Weights are random;
+batches are synthetic and small. timm and torchvision are installed in addition.
 """
 
 import argparse
@@ -43,13 +42,9 @@ import panpipe
 from panpipe.runtimes.diagnose.parity import Distance, with_gradients
 
 from benchmarks.coverage.case import Case, Suite
-from benchmarks.coverage.torchbench import NOT_TRAINED, PFEIFE
 from benchmarks.driver import argument_parser, commit, machine
 
-TITLES = {
-    "torchbench": "TorchBench", "timm_models": "timm", "torchvision_models": "torchvision",
-    "pytorch_examples": "pytorch/examples",
-}  # fmt: skip
+TITLES = {"torchbench": "TorchBench", "timm_models": "timm", "torchvision_models": "torchvision"}
 SUITES = tuple(TITLES)
 OUTCOMES = ("right", "right with options", "refused", "wrong", "crashed", "not built")
 MICROBATCHES = 4
@@ -57,12 +52,6 @@ LIMIT_S = 900
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-9}
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
 Result = dict[str, Any]
-
-
-def suite(name: str, sources: Path) -> Suite:
-    """The models of a suite."""
-    found: Suite = importlib.import_module(f"benchmarks.coverage.{name}").suite(sources)
-    return found
 
 
 def built(build: Callable[[], Case], dtype: torch.dtype = torch.float32, seed: int = 1) -> Case:
@@ -161,7 +150,7 @@ def _text(error: BaseException) -> str:
 
 def in_process(arguments: argparse.Namespace, name: str) -> Result:
     """What training a model showed, in a process of its own within a limit of time."""
-    options = ["--sources", arguments.sources, "--results", "", "--here"]
+    options = ["--results", "", "--here"]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PANPIPE_CACHE": ""}
     start = time.monotonic()
     try:
@@ -196,12 +185,6 @@ def page(lines: list[str]) -> str:
     everything = [each for results in found.values() for each in results]
     equal = sum(bool(each.get("equal")) for each in everything)
     rows = [f"- {TITLES[name]}: {text_of(results)} of {len(results)}" for name, results in found.items() if results]
-    pfeife = [each for each in found["torchbench"] if each["model"] in PFEIFE]
-    if pfeife:
-        rows.insert(
-            1,
-            f"- of these, the {len(pfeife)} models that Pfeife's paper tries, where it has 37 right: {text_of(pfeife)}",
-        )
     commits = ", ".join(sorted({each["commit"] for each in everything}))
     parts = [
         "# Coverage", "",
@@ -221,13 +204,12 @@ def page(lines: list[str]) -> str:
             message = each.get("problem") or (each.get("refusals") or [""])[0]
             cells = (each["model"], each["outcome"], "yes" if each.get("equal") else "", each["commit"], _cell(message))
             parts.append(f"| {' | '.join(cells)} |")
-    parts += ["", "TorchBench has these models, too, which were not trained:", ""]
-    return "\n".join([*parts, *(f"- {name}: {reason}" for name, reason in NOT_TRAINED.items()), ""])
+    return "\n".join([*parts, ""])
 
 
 def _cell(text: str) -> str:
-    """A message on one line, with files by their paths in packages and checkouts."""
-    folder = r"/\S*/(?:(?:site-packages|site|examples|benchmark)/|(?=benchmarks/))"
+    """A message on one line, with files by their paths in packages."""
+    folder = r"/\S*/(?:site-packages/|(?=benchmarks/))"
     text = re.sub(folder, "", " ".join(text.split())).replace("|", "\\|")
     return text if len(text) < 400 else f"{text[:400]} …"
 
@@ -237,11 +219,10 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("models", nargs="*", help="all of the suite by default")
-    parser.add_argument("--sources", required=True, help="folder of the checkouts")
     parser.add_argument("--results", required=True, help="file to append results to, one JSON object a line")
     parser.add_argument("--here", action="store_true", help="train one model in this process and print JSON")
     arguments = parser.parse_args()
-    models = suite(arguments.suite, Path(arguments.sources).resolve())
+    models: Suite = importlib.import_module(f"benchmarks.coverage.{arguments.suite}").suite()
     if arguments.here:
         torch.set_num_threads(1)
         print(json.dumps(trained(models[arguments.models[0]])))

@@ -1,7 +1,6 @@
 """Image classifiers of timm, one of each family, with cross-entropy on small images."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import timm
@@ -29,7 +28,7 @@ def classifier(name: str, size: int = 32, **options: Any) -> Case:
     return Case(model.train(), classifier_step, {"image": images(size), "label": classes(10)})
 
 
-def suite(sources: Path) -> Suite:
+def suite() -> Suite:
     """The models."""
     found: Suite = {name: partial(classifier, name, img_size=32, drop_path_rate=0.1) for name in RESIZED}
     found |= {name: partial(classifier, name, 64, drop_path_rate=0.1) for name in OTHERS}

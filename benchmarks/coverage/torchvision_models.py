@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,7 +78,7 @@ def detection(make: Callable[..., Any], **options: Any) -> Case:
     return Case(model, detection_step, batch, {"batch_dims": {"images": "samples", "targets": "samples"}})
 
 
-def suite(sources: Path) -> Suite:
+def suite() -> Suite:
     """The models."""
     models, segment = torchvision.models, torchvision.models.segmentation
     found: Suite = {

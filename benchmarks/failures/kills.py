@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
 from attrs import Factory, define, frozen
+from cattrs import structure, unstructure
 from torch import nn
 
 from benchmarks.driver import IMPORTED, argument_parser, fork_ranks, run
@@ -100,13 +101,34 @@ class Phases:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@define
+class Log:
+    """The record of a rank in its last start.
+
+    Args:
+        begins: the step that it began with.
+        losses: step → loss, in hexadecimal.
+        saved: the step of the last checkpoint that was complete.
+        end: parameter → hash, of the rank's stages, which may have no parameters; None if it did not get there.
+        seconds: phase → durations.
+    """
+
+    begins: int = 0
+    losses: dict[int, str] = Factory(dict)
+    saved: int = 0
+    end: dict[str, str] | None = None
+    seconds: dict[str, list[float]] = Factory(dict)
+
+
 def train(mesh: str, folder: Path, rank: int, moment: Moment | None) -> None:
     """What a rank does: it continues from the last checkpoint, and records its losses and last parameters."""
     replica = rank // 2 if mesh.startswith("dp") else 0
-    phases, log = Phases(folder, moment), (folder / f"{rank}.log").open("a", buffering=1)
+    phases, log = Phases(folder, moment), Log()
 
-    def write(name: str, value: Any) -> None:
-        print(json.dumps([name, value]), file=log)
+    def write() -> None:
+        new = folder / f"{rank}.new"
+        new.write_text(json.dumps(unstructure(log)), encoding="utf-8")
+        new.replace(folder / f"{rank}.log")
 
     plan: Any = folder.parent / f"{mesh}.json"
     with phases.inside("build"):
@@ -119,11 +141,12 @@ def train(mesh: str, folder: Path, rank: int, moment: Moment | None) -> None:
     if last is not None:
         with phases.inside("resume"):
             pipe.resume(last)
-    write("begins", pipe.metrics.steps)
+    log.begins = pipe.metrics.steps
     while pipe.metrics.steps < STEPS:
         with phases.inside("step"):
             loss = pipe.step(batch_of(pipe.metrics.steps, replica))
-        write("loss", (pipe.metrics.steps, loss.item().hex()))
+        log.losses[pipe.metrics.steps] = loss.item().hex()
+        write()
         with phases.inside("between"):
             time.sleep(0.01)
         if pipe.metrics.steps % EVERY == 0:
@@ -131,21 +154,23 @@ def train(mesh: str, folder: Path, rank: int, moment: Moment | None) -> None:
             with phases.inside("checkpoint" if waits else "background"):
                 pipe.checkpoint(folder / f"step-{pipe.metrics.steps}", wait=waits)
             if waits:
-                write("saved", pipe.metrics.steps)
+                log.saved = pipe.metrics.steps
+                write()
         if pipe.metrics.steps == STEPS // 2 + 1:
             with phases.inside("evaluate"):
                 pipe.evaluate(batch_of(99, replica))
-    bits = {
+    log.end = {
         name: sha256(parameter.detach().numpy().tobytes()).hexdigest()
         for parameters in pipe._session.stage_parameters.values()
         for name, parameter in parameters.items()
     }
-    write("end", bits)
+    write()
     if rank == 0 and not plan.exists():
         plan.write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
     with phases.inside("close"):
         pipe.close()
-    write("seconds", phases.seconds)
+    log.seconds = phases.seconds
+    write()
 
 
 def run_job(
@@ -178,42 +203,10 @@ def run_job(
     return statuses, times
 
 
-@define
-class Log:
-    """The records of a rank in its last start.
-
-    Args:
-        begins: the step that it began with.
-        losses: step → loss, in hexadecimal.
-        saved: steps of checkpoints that were complete.
-        end: parameter → hash, of the rank's stages, which may have no parameters; None if it did not get there.
-        seconds: phase → durations.
-    """
-
-    begins: int | None = None
-    losses: dict[int, str] = Factory(dict)
-    saved: list[int] = Factory(list)
-    end: dict[str, str] | None = None
-    seconds: dict[str, list[float]] = Factory(dict)
-
-    @classmethod
-    def of(cls, path: Path) -> "Log":
-        """Read a log of JSON lines; the last line of a killed rank may be incomplete."""
-        found = cls()
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
-            name, value = json.loads(line) if line.endswith("\n") else ("", None)
-            if name == "loss":
-                found.losses[value[0]] = value[1]
-            elif name == "saved":
-                found.saved.append(value)
-            elif name:
-                setattr(found, name, value)
-        return found
-
-
 def logs(mesh: str, folder: Path) -> list[Log]:
     """Of all ranks."""
-    return [Log.of(folder / f"{rank}.log") for rank in range(MESHES[mesh])]
+    paths = [folder / f"{rank}.log" for rank in range(MESHES[mesh])]
+    return [structure(json.loads(path.read_text(encoding="utf-8")), Log) if path.exists() else Log() for path in paths]
 
 
 def remove_logs(folder: Path) -> None:
@@ -285,28 +278,19 @@ def run_trial(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
         found.faults.append(f"the restart ended with {statuses}: {errors(folder)}")
         return found
     after = logs(trial.mesh, folder)
-    saved = max([step for log in before for step in log.saved] + [STEPS // 2 if trial.resumed else 0])
-    computed = max([step for log in before for step in log.losses] + [log.begins or 0 for log in before])
-    found.lost = max(0, computed - (after[0].begins or 0))
+    saved = max([log.saved for log in before] + [STEPS // 2 if trial.resumed else 0])
+    found.lost = max(0, max([step for log in before for step in log.losses] + [0]) - after[0].begins)
     for rank, (log, first, whole) in enumerate(zip(after, before, undisturbed, strict=True)):
-        if log.begins is None or log.begins < saved or log.begins != after[0].begins:
+        if log.begins < saved or log.begins != after[0].begins:
             found.faults.append(f"rank {rank} began again with step {log.begins}; the last checkpoint was of {saved}")
-        missing = [step for step in range((log.begins or 0) + 1, STEPS + 1) if step not in log.losses]
+        missing = [step for step in range(log.begins + 1, STEPS + 1) if step not in log.losses]
         other = [step for one in (first, log) for step, loss in one.losses.items() if whole.losses[step] != loss]
         if missing or other:
             found.faults.append(f"rank {rank}: no loss of the steps {missing}, another one of the steps {other}")
-        fault = fault_of_end(log.end, whole.end)
-        if fault:
-            found.faults.append(f"rank {rank} {fault}")
+        others = [name for name in {**whole.end, **(log.end or {})} if (log.end or {}).get(name) != whole.end.get(name)]
+        if others:
+            found.faults.append(f"rank {rank} ended with other values of {', '.join(others)}, or without them")
     return found
-
-
-def fault_of_end(end: Mapping[str, str] | None, whole: Mapping[str, str] | None) -> str:
-    """What is wrong with a rank's last parameters after the restart; empty if nothing is."""
-    if end is None or whole is None:
-        return "did not record its last parameters"
-    others = [name for name in {**whole, **end} if end.get(name) != whole.get(name)]
-    return f"ended with other values of {', '.join(others)}" if others else ""
 
 
 def fault_of(rank: int, victim: int, status: int | None, error: str, complete: bool) -> str:

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
 import torch.distributed as dist
-from prediction_models import MICROBATCHES, MODELS
 
 from benchmarks.driver import argument_parser, busy, report
+from benchmarks.models import MICROBATCHES, MODELS
 
 SCHEDULES = ("1f1b", "zb-v")
 WARM_UP = 2

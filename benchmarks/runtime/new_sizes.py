@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,48 +27,17 @@ import panpipe
 import torch
 from panpipe.core.search.compiling import compile_ahead
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ResNetConfig,
-    ResNetForImageClassification,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.driver import argument_parser, report
+from benchmarks.models import bert, llama, resnet, t5
 
-SIZE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-MODELS = {
-    "Llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZE, use_cache=False)),
-    "BERT": lambda: BertForMaskedLM(BertConfig(**SIZE)),
-    "GPT-2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, use_cache=False)),
-    "T5": lambda: T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=64,
-            d_model=32,
-            d_kv=8,
-            d_ff=64,
-            num_layers=2,
-            num_heads=4,
-            decoder_start_token_id=0,
-            use_cache=False,
-        )
-    ),
-}
+SMALL = {"width": 32, "layers": 2, "vocabulary": 64}
+MODELS = {name: partial(make, **SMALL) for name, make in (("Llama", llama), ("BERT", bert), ("T5", t5))}
 
 
 def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return model(**batch).loss
-
-
-def resnet() -> nn.Module:
-    return ResNetForImageClassification(ResNetConfig(embedding_size=64, hidden_sizes=[64, 128, 256, 512],
-                                                     depths=[2, 2, 2, 2], layer_type="basic"))  # fmt: skip
 
 
 def unet() -> nn.Module:

@@ -1,6 +1,6 @@
-"""Six models of different kinds, whose steps take two workers of one thread about a quarter of a second.
+"""Six models of different kinds. By default their steps take two workers of one thread about a quarter of a second.
 
-Each is a function that returns (model, step, batch), the batch being cut into ``MICROBATCHES``.
+`MODELS` has functions that return (model, step, batch), the batch being cut into ``MICROBATCHES``.
 """
 
 from collections.abc import Callable
@@ -44,64 +44,72 @@ def classify(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(logits, batch["y"])
 
 
-def gpt2() -> Case:
+def gpt2(width: int = 256, layers: int = 6, vocabulary: int = 1024) -> nn.Module:
     """A decoder with learned positions, dropout, and its embedding tied to its head."""
     config = transformers.GPT2Config(
-        vocab_size=1024, n_positions=128, n_embd=256, n_layer=6, n_head=8, use_cache=False,
+        vocab_size=vocabulary, n_positions=128, n_embd=width, n_layer=layers, n_head=8, use_cache=False,
         bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    return transformers.AutoModelForCausalLM.from_config(config), next_token, _text(8, 128, 1024)
+    return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def bert() -> Case:
+def bert(width: int = 256, layers: int = 6, vocabulary: int = 2048) -> nn.Module:
     """An encoder with a layer norm after each block, and with a head that predicts every token."""
     config = transformers.BertConfig(
-        vocab_size=2048, hidden_size=256, num_hidden_layers=6, num_attention_heads=4, intermediate_size=1024,
-        max_position_embeddings=128,
+        vocab_size=vocabulary, hidden_size=width, num_hidden_layers=layers, num_attention_heads=4,
+        intermediate_size=4 * width, max_position_embeddings=256,
     )  # fmt: skip
-    return transformers.BertForMaskedLM(config), next_token, _text(8, 128, 2048)
+    return transformers.BertForMaskedLM(config)
 
 
-def vit() -> Case:
+def vit() -> nn.Module:
     """A vision transformer over patches."""
     config = transformers.ViTConfig(
         hidden_size=256, num_hidden_layers=6, num_attention_heads=4, intermediate_size=1024, image_size=96,
         patch_size=8, num_labels=100,
     )  # fmt: skip
-    return transformers.ViTForImageClassification(config), classify, _images(8, 96, 100)
+    return transformers.ViTForImageClassification(config)
 
 
-def resnet() -> Case:
+def resnet() -> nn.Module:
     """A residual network: convolutions and BatchNorm, large activations first and many weights at the end."""
     config = transformers.ResNetConfig(
         embedding_size=32, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic", num_labels=100
     )
-    return transformers.ResNetForImageClassification(config), classify, _images(16, 64, 100)
+    return transformers.ResNetForImageClassification(config)
 
 
-def t5() -> Case:
+def t5(width: int = 256, layers: int = 4, vocabulary: int = 1024) -> nn.Module:
     """Encoder and decoder: the encoder's output is read by every layer of the decoder, several stages away."""
     config = transformers.T5Config(
-        vocab_size=1024, d_model=256, d_kv=32, d_ff=1024, num_layers=4, num_decoder_layers=4, num_heads=8,
-        pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, use_cache=False,
+        vocab_size=vocabulary, d_model=width, d_kv=width // 8, d_ff=4 * width, num_layers=layers,
+        num_decoder_layers=layers, num_heads=8, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
+        use_cache=False,
     )  # fmt: skip
-
-    def step(model: nn.Module, batch: Batch) -> Tensor:
-        return model(input_ids=batch["x"], labels=batch["y"]).loss  # type: ignore[no-any-return]
-
-    return transformers.T5ForConditionalGeneration(config), step, _text(8, 96, 1024)
+    return transformers.T5ForConditionalGeneration(config)
 
 
-def llama() -> Case:
+def own_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss that a model of transformers computes itself."""
+    return model(input_ids=batch["x"], labels=batch["y"]).loss  # type: ignore[no-any-return]
+
+
+def llama(width: int = 256, layers: int = 6, vocabulary: int = 2048) -> nn.Module:
     """A decoder with rotary positions, grouped queries and gated layers, its head untied."""
     config = transformers.LlamaConfig(
-        vocab_size=2048, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=8,
-        num_key_value_heads=4, max_position_embeddings=256, use_cache=False, bos_token_id=0, eos_token_id=1,
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=256, use_cache=False, bos_token_id=0,
+        eos_token_id=1,
     )  # fmt: skip
-    return transformers.AutoModelForCausalLM.from_config(config), next_token, _text(8, 192, 2048)
+    return transformers.AutoModelForCausalLM.from_config(config)
 
 
 MODELS: dict[str, Callable[[], Case]] = {
-    "GPT-2": gpt2, "BERT": bert, "ViT": vit, "ResNet": resnet, "T5": t5, "Llama": llama,
-}  # fmt: skip
+    "GPT-2": lambda: (gpt2(), next_token, _text(8, 128, 1024)),
+    "BERT": lambda: (bert(), next_token, _text(8, 128, 2048)),
+    "ViT": lambda: (vit(), classify, _images(8, 96, 100)),
+    "ResNet": lambda: (resnet(), classify, _images(16, 64, 100)),
+    "T5": lambda: (t5(), own_loss, _text(8, 96, 1024)),
+    "Llama": lambda: (llama(), next_token, _text(8, 192, 2048)),
+}
 """By name."""
