@@ -6,7 +6,6 @@ costs are those of its own kernels: FlashAttention-2 (arXiv 2307.08691) and the 
 backward.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, fx
 
 from ..capture.export.operators import Operators
 from ..capture.graph.nodes import root_of
+from ..capture.values.nesting import tensors_of
 from .kinds import operator_name
 
 aten = torch.ops.aten
@@ -150,13 +150,9 @@ def _core(operators: Operators, product: fx.Node) -> tuple[str, ...]:
         for user in todo.pop().users:
             if user in found or _is_product(operators, user):
                 continue
-            values = _tensors(operators.values.get(user.name))
+            values = tensors_of(operators.values.get(user.name))
             if not any(value.shape[-2:] == pairs for value in values):
                 return ()
             found[user] = None
             todo.append(user)
     return tuple(node.name for node in found) if len(found) > 1 else ()
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    return [each for each in (value if isinstance(value, tuple | list) else (value,)) if isinstance(each, Tensor)]

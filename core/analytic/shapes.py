@@ -11,8 +11,6 @@ Guide, sections 2 and 3):
 The share is relative to a large product: it multiplies the efficiency that the catalogue has for the device.
 """
 
-from functools import lru_cache
-
 from attrs import frozen
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7))
@@ -46,7 +44,19 @@ class Product:
 
     def share(self, multiprocessors: int) -> float:
         """The share of its large-product rate on a device with this many multiprocessors, at most 1."""
-        return _product_share(self, multiprocessors)
+        if not (self.batch and self.rows and self.columns and self.inner):
+            return 1.0
+        shrunk = max(self.bytes // HALF, 1)
+        start = TILE_START / shrunk
+        ideal = self.batch * self.rows * self.columns * self.inner
+        found = 0.0
+        for rows, wide, rate in TILES:
+            columns = wide // shrunk
+            tiles = self.batch * -(-self.rows // rows) * -(-self.columns // columns)
+            waves = -(-tiles // multiprocessors)
+            done = waves * multiprocessors * rows * columns * (self.inner + start)
+            found = max(found, rate * ideal / done)
+        return found
 
 
 @frozen
@@ -70,43 +80,18 @@ class Scores:
 
     def share(self, multiprocessors: int) -> float:
         """The share of the rate for long sequences, at most 1: blocks on the diagonal are computed whole."""
-        return _scores_share(self, multiprocessors)
+        if not (self.batch and self.rows and self.columns):
+            return 1.0
+        side = ATTENTION_ROWS
+        rows, columns = -(-self.rows // side), -(-self.columns // side)
+        blocks = self.batch * (columns if self.backward else rows)
+        # A causal kernel starts with the longest blocks, so the last wave is short: only a lack of blocks costs time.
+        waves = 1 if self.causal and blocks > multiprocessors else -(-blocks // multiprocessors)
+        occupied = min(1.0, blocks / (waves * multiprocessors))
+        whole = self.rows * self.columns / (rows * columns * side * side)
+        if self.causal and self.rows == self.columns:
+            whole = (self.rows * (self.rows + 1) / 2) / (rows * (rows + 1) / 2 * side * side)
+        return occupied * whole
 
 
 Shape = Product | Scores
-
-
-@lru_cache(maxsize=4096)
-def _product_share(product: Product, multiprocessors: int) -> float:
-    if not (product.batch and product.rows and product.columns and product.inner):
-        return 1.0
-    shrunk = max(product.bytes // HALF, 1)
-    start = TILE_START / shrunk
-    ideal = product.batch * product.rows * product.columns * product.inner
-    found = 0.0
-    for rows, wide, rate in TILES:
-        columns = wide // shrunk
-        tiles = product.batch * -(-product.rows // rows) * -(-product.columns // columns)
-        waves = -(-tiles // multiprocessors)
-        done = waves * multiprocessors * rows * columns * (product.inner + start)
-        found = max(found, rate * ideal / done)
-    return found
-
-
-@lru_cache(maxsize=4096)
-def _scores_share(scores: Scores, multiprocessors: int) -> float:
-    if not (scores.batch and scores.rows and scores.columns):
-        return 1.0
-    side = ATTENTION_ROWS
-    rows, columns = -(-scores.rows // side), -(-scores.columns // side)
-    blocks = scores.batch * (columns if scores.backward else rows)
-    # A causal kernel starts with the longest blocks, so the last wave is short: only a lack of blocks costs time.
-    occupied = (
-        min(1.0, blocks / multiprocessors)
-        if scores.causal
-        else blocks / (-(-blocks // multiprocessors) * multiprocessors)
-    )
-    whole = scores.rows * scores.columns / (rows * columns * side * side)
-    if scores.causal and scores.rows == scores.columns:
-        whole = (scores.rows * (scores.rows + 1) / 2) / (rows * (rows + 1) / 2 * side * side)
-    return occupied * whole

@@ -27,7 +27,7 @@ from ..documents import converter, read_document, to_json
 from ..errors import RequestError
 from ..files.limits import MOST_DEVICES, check_seconds
 from .device_type import DeviceType
-from .routing import ArrangedRouter, Hop, Link, Router, path_latency_s, path_rate
+from .routing import Hop, Link, Router, path_latency_s, path_rate
 
 FORMAT = "panpipe.cluster/1"
 HUB_KINDS = ("switch", "pcie", "host", "nic")
@@ -132,11 +132,8 @@ class Cluster:
         return Router(names, kinds, self.links, forwarding)
 
     @cached_property
-    def _paths(self) -> dict[tuple[int, int], tuple[Hop, ...]]:
-        return {}
-
-    @cached_property
-    def _host_paths(self) -> dict[int, tuple[Hop, ...]]:
+    def _paths(self) -> dict[tuple[int, int | None], tuple[Hop, ...]]:
+        """Paths that were searched: device, and the other device; None for the device's host."""
         return {}
 
     @cached_property
@@ -176,8 +173,7 @@ class Cluster:
             order: all device numbers, each once.
         """
         other = evolve(self, devices=tuple(self.devices[number] for number in order))
-        # The device's number selects one of several equal paths, so the router keeps the old numbers.
-        vars(other)["_router"] = ArrangedRouter(self._router, tuple(order))
+        vars(other)["_router"] = self._router.arranged(order)
         return other
 
     def host_path(self, device: int) -> tuple[Hop, ...]:
@@ -188,13 +184,15 @@ class Cluster:
         Raises:
             RequestError: no host is connected to it.
         """
-        if device not in self._host_paths:
+        if (device, None) not in self._paths:
             path = self._router.nearest(device, "host")
             if path is None:
                 name = self.devices[device].name
                 raise RequestError(f"device {device} ('{name}') reaches no hub of kind host: add one with a link to it")
-            self._host_paths[device] = _into_memory(path, self.memories)
-        return self._host_paths[device]
+            link, from_a = path[-1]
+            memory = self.memories.get(link.b if from_a else link.a)
+            self._paths[device, None] = path if memory is None else (*path, (memory, True))
+        return self._paths[device, None]
 
     def host_of(self, device: int) -> Hub:
         """The nearest host of a device. Raises RequestError if none is connected to it."""
@@ -211,12 +209,7 @@ class Cluster:
 
 
 def _staged(path: tuple[Hop, ...], memories: Mapping[str, Link]) -> tuple[Hop, ...]:
-    """A path between devices with the memory of the hosts that stage its data: written, then read.
-
-    Args:
-        path: the path over links, without memory.
-        memories: the memory links of hosts, by the host's name.
-    """
+    """A path between devices with the memory of the hosts that stage its data: written, then read."""
     if not memories:
         return path
     found: list[Hop] = []
@@ -228,18 +221,6 @@ def _staged(path: tuple[Hop, ...], memories: Mapping[str, Link]) -> tuple[Hop, .
             found += [(memory, True), (memory, False)]
         staging = memory is not None
     return tuple(found)
-
-
-def _into_memory(path: Sequence[Hop], memories: Mapping[str, Link]) -> tuple[Hop, ...]:
-    """A path to a host, extended into its memory.
-
-    Args:
-        path: the path over links, without memory.
-        memories: the memory links of hosts, by the host's name.
-    """
-    link, from_a = path[-1]
-    memory = memories.get(link.b if from_a else link.a)
-    return tuple(path) if memory is None else (*path, (memory, True))
 
 
 def _check_links(links: tuple[Link, ...], places: Counter[str]) -> None:

@@ -160,7 +160,7 @@ def _phases(
     cluster: Cluster, order: tuple[int, ...], size: float, operation: Operation, algorithm: Algorithm
 ) -> tuple[Phase, ...] | None:
     if algorithm is Algorithm.RING:
-        return (_ring(cluster, order, size, 2 if operation is Operation.ALL_REDUCE else 1),)
+        return (rings(cluster, (order,), size, 2 if operation is Operation.ALL_REDUCE else 1),)
     if algorithm is Algorithm.HIERARCHICAL:
         return _hierarchical(cluster, order, size, operation)
     if operation is Operation.ALL_REDUCE:
@@ -169,13 +169,11 @@ def _phases(
     return phases if operation is Operation.ALL_GATHER else phases[::-1]
 
 
-def _ring(cluster: Cluster, order: tuple[int, ...], size: float, rounds: int) -> Phase:
-    """One ring; ``rounds`` × (n−1) steps. In each of them every member sends a piece of S/n to the next."""
-    return rings(cluster, (order,), size, rounds)
-
-
 def rings(cluster: Cluster, orders: Sequence[tuple[int, ...]], size: float, rounds: int) -> Phase:
-    """Rings of equal length at the same time. In every round a piece passes all edges but one."""
+    """Rings of equal length at the same time, each of ``rounds`` × (n−1) steps.
+
+    In each step every member sends a piece of S/n to the next, and in every round a piece passes all edges but one.
+    """
     count = len(orders[0])
     pairs = [(order[i], order[(i + 1) % count]) for order in orders for i in range(count)]
     latency_s = 0.0
@@ -300,8 +298,8 @@ def ring_order(cluster: Cluster, members: tuple[int, ...]) -> tuple[int, ...]:
     by_latency = _nearest_first(members, lambda a, b: (_latency_s(cluster, a, b), -rate(a, b), b))
     by_rate = _nearest_first(members, lambda a, b: (-rate(a, b), _latency_s(cluster, a, b), b))
     orders = (by_latency, by_rate, members)
-    rings = {order: _ring(cluster, order, 1.0, 2) for order in orders}
-    return min(orders, key=lambda order: (-rings[order].bytes_per_s, rings[order].latency_s))
+    found = {order: rings(cluster, (order,), 1.0, 2) for order in orders}
+    return min(orders, key=lambda order: (-found[order].bytes_per_s, found[order].latency_s))
 
 
 def _nearest_first(

@@ -1,14 +1,13 @@
 """A type of device: its compute rates, memory and links, and the source of each of these numbers."""
 
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from typing import Any
 
 from attrs import field, frozen
 
 from ..documents import converter
 from ..errors import RequestError
-from .sourced import Source, joined, structured
+from .sourced import Source, check_numbers, joined, structured
 
 COMPUTE_KINDS = ("matmul", "attention", "convolution")
 """Kinds of operators that are compute-bound: their efficiency is a fraction of the peak FLOP/s."""
@@ -83,15 +82,10 @@ class DeviceType:
     fused_attention_efficiency: float | None = None
 
     def __attrs_post_init__(self) -> None:
+        check_numbers(self, "device", self.numbers(), ("reserve_bytes", "launch_overhead_s"))
         for path, value in self.numbers():
-            zero = path in ("reserve_bytes", "launch_overhead_s")
-            if not (isfinite(value) and (value > 0 or (zero and value == 0))):
-                rule = "at least 0" if zero else "above 0"
-                raise RequestError(f"{path} of device '{self.name}' is {value}: it must be a finite number {rule}")
             if path.startswith(_SHARES) and (value > 1 or (value == 1 and path == "step_error")):
                 raise RequestError(f"{path} of device '{self.name}' is {value}: shares are at most 1, errors below 1")
-            if path not in self.sources:
-                raise RequestError(f"{path} of device '{self.name}' has no source: say where {value:g} comes from")
         kinds = (*COMPUTE_KINDS, *MEMORY_KINDS)
         if sorted(self.efficiency) != sorted(kinds):
             raise RequestError(

@@ -79,32 +79,19 @@ class Mesh:
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Per rank the cluster's devices of its tensor ranks."""
-        if self.devices is None:
-            return tuple(tuple(range(first, first + self.width)) for first in range(0, self.size, self.width))
-        return tuple(
-            replica[first : first + self.width]
-            for replica in self.devices
-            for first in range(0, len(replica), self.width)
-        )
+        whole = range(self.size) if self.devices is None else [each for replica in self.devices for each in replica]
+        return tuple(tuple(whole[first : first + self.width]) for first in range(0, len(whole), self.width))
 
     @property
     def cluster_devices(self) -> tuple[int, ...]:
         """The cluster's device of every rank; the first one of its tensor ranks."""
-        if self.width > 1:
-            return tuple(group[0] for group in self.groups)
-        if self.devices is None:
-            return tuple(range(self.ranks))
-        return tuple(device for replica in self.devices for device in replica)
+        return tuple(group[0] for group in self.groups)
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """Per replica the cluster's device at every position; the first one of its tensor ranks."""
-        if self.width > 1:
-            found = self.cluster_devices
-            return tuple(found[first : first + self.pipeline] for first in range(0, self.ranks, self.pipeline))
-        if self.devices is not None:
-            return self.devices
-        return tuple(tuple(range(first, first + self.pipeline)) for first in range(0, self.ranks, self.pipeline))
+        found = self.cluster_devices
+        return tuple(found[first : first + self.pipeline] for first in range(0, len(found), self.pipeline))
 
     def check(self, cluster: Cluster | None = None) -> None:
         """Check the mesh, and that the cluster has its devices.
@@ -250,10 +237,9 @@ def parse_mesh(text: str, tensor: bool = False) -> MeshShape:
         if not number.isdecimal() or len(number) > MOST_DIGITS:
             raise RequestError(f"'{text}' is not a mesh: write its dimensions and their sizes, such as pp=4,dp=2")
         if name not in (PIPELINE, DATA, *([TENSOR] if tensor else [])):
-            known = "pp (the pipeline), dp (its replicas)" if tensor else "pp (the pipeline) and dp (its replicas)"
+            known = f"pp (the pipeline){', tp (tensor ranks)' if tensor else ''} and dp (its replicas)"
             raise RequestError(
-                f"mesh '{text}' has a dimension '{name}': the dimensions are {known}"
-                f"{' and tp (tensor ranks)' if tensor else ''}; write for example pp=4,dp=2"
+                f"mesh '{text}' has a dimension '{name}': the dimensions are {known}; write for example pp=4,dp=2"
             )
         if name in sizes or int(number) < 1:
             rule = f"{name} twice" if name in sizes else f"{name}={number}"

@@ -21,7 +21,8 @@ starts, and where it arrives; steps leave an arrival only at a device that forwa
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from functools import cached_property
 from math import floor, inf, log10
 from typing import Any
@@ -161,15 +162,28 @@ class Router:
                     if after is not None:
                         self.steps[after].append((before, float(length), index))
         self.ends = [numbers[link.a] for link in links]
+        self._order: Sequence[int] = range(len(names))
         self._lengths: dict[int, Any] = {}
         self._known: dict[tuple[int, int], list[tuple[int, float, int]]] = {}
 
+    def arranged(self, order: Sequence[int]) -> "Router":
+        """The same paths between the same devices under other numbers: per device its present one.
+
+        A device's number selects one of several equal paths, so the search keeps the original numbers.
+        """
+        _ = self._search  # of all arrangements
+        other = copy(self)
+        other._order = [self._order[number] for number in order]
+        return other
+
     def path(self, src: int, dst: int) -> tuple[Hop, ...] | None:
-        """The links from place ``src`` to device ``dst``; None if nothing connects them."""
-        return self._walk(src, 2 * dst, spread=dst)
+        """The links from device ``src`` to device ``dst``; None if nothing connects them."""
+        here, there = self._order[src], self._order[dst]
+        return self._walk(here, 2 * there, spread=there)
 
     def nearest(self, src: int, kind: str) -> tuple[Hop, ...] | None:
         """The links from device ``src`` to the nearest hub of a kind; None if it reaches none."""
+        src = self._order[src]
         lengths = self._from(src)
         ends = [2 * place for place, known in enumerate(self.kinds) if known == kind]
         end = min(ends, key=lambda end: float(lengths[end]), default=None)
@@ -201,35 +215,34 @@ class Router:
     def _from(self, src: int) -> Any:
         """The length of the shortest path from a place to every state."""
         if src not in self._lengths:
-            if self.states <= FEW_STATES:
-                found = networkx.single_source_dijkstra_path_length(self._few, self._start(src))
-                self._lengths[src] = [found.get(state, inf) for state in range(self.states)]
-            else:
-                from scipy.sparse.csgraph import dijkstra
-
-                self._lengths[src] = dijkstra(self._graph, indices=self._start(src))
+            self._lengths[src] = self._search(self._start(src))
         return self._lengths[src]
 
     @cached_property
-    def _few(self) -> "networkx.DiGraph[int]":
-        graph: networkx.DiGraph[int] = networkx.DiGraph()
-        graph.add_nodes_from(range(self.states))
-        for after, steps in enumerate(self.steps):
-            graph.add_weighted_edges_from((before, after, length) for before, length, _ in steps)
-        return graph
+    def _search(self) -> Callable[[int], Any]:
+        """A state → the length of the shortest path from it to every state."""
+        steps = [(before, after, length) for after, each in enumerate(self.steps) for before, length, _ in each]
+        if self.states <= FEW_STATES:
+            graph: networkx.DiGraph[int] = networkx.DiGraph()
+            graph.add_nodes_from(range(self.states))
+            graph.add_weighted_edges_from(steps)
+
+            def few(start: int) -> list[float]:
+                found = networkx.single_source_dijkstra_path_length(graph, start)
+                return [found.get(state, inf) for state in range(self.states)]
+
+            return few
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import dijkstra
+
+        rows, columns, lengths = numpy.array(steps, dtype=float).reshape(-1, 3).T
+        places = rows.astype(int), columns.astype(int)
+        matrix = csr_array((lengths, places), shape=(self.states, self.states))
+        return lambda start: dijkstra(matrix, indices=start)
 
     def _start(self, place: int) -> int:
         """The state in which paths from a place start."""
         return 2 * place + int(self.kinds[place] is None)
-
-    @cached_property
-    def _graph(self) -> Any:
-        from scipy.sparse import csr_array
-
-        rows = [before for steps in self.steps for before, _, _ in steps]
-        columns = [after for after, steps in enumerate(self.steps) for _ in steps]
-        lengths = [length for steps in self.steps for _, length, _ in steps]
-        return csr_array((lengths, (rows, columns)), shape=(self.states, self.states))
 
     def _step(self, state: int, there: int) -> int | None:
         """The state that a step to a place leads to; None if it is forbidden."""
@@ -240,24 +253,3 @@ class Router:
         if to not in INSIDE_KINDS or (kind == "nic" and to == "nic"):
             return 2 * there
         return 2 * there + int(kind is None or bool(inside))
-
-
-class ArrangedRouter(Router):
-    """The same paths between the same devices under other numbers.
-
-    Args:
-        router: of the original cluster.
-        order: per device its number in the original cluster.
-    """
-
-    def __init__(self, router: Router, order: Sequence[int]) -> None:
-        self.router = router
-        self.order = order
-
-    def path(self, src: int, dst: int) -> tuple[Hop, ...] | None:
-        """The links from device ``src`` to device ``dst``; None if nothing connects them."""
-        return self.router.path(self.order[src], self.order[dst])
-
-    def nearest(self, src: int, kind: str) -> tuple[Hop, ...] | None:
-        """The links from device ``src`` to the nearest hub of a kind; None if it reaches none."""
-        return self.router.nearest(self.order[src], kind)

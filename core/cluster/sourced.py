@@ -3,8 +3,9 @@
 ``assumed`` in place of ``source`` marks a number that is neither published nor measured for exactly this part.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import cache
+from math import isfinite
 from typing import Any, TypeVar, cast
 
 from attrs import asdict, frozen
@@ -70,6 +71,25 @@ def _source(number: Mapping[str, Any], what: str) -> Source:
     if not isinstance(text, str) or not text.strip():
         raise RequestError(f"{what} has the source {text!r}: describe in words where the number comes from")
     return Source(text, "assumed" in number)
+
+
+def check_numbers(part: Any, what: str, numbers: Iterable[tuple[str, float]], zero: Collection[str]) -> None:
+    """Check the numbers of an object with ``sources``.
+
+    Args:
+        part: the object; ``what`` is the word for it in messages.
+        numbers: each number with its name in ``sources``.
+        zero: names of those that may be 0.
+
+    Raises:
+        RequestError: a number is not finite, negative, or 0, or has no source.
+    """
+    for name, value in numbers:
+        if not (isfinite(value) and (value > 0 or (name in zero and value == 0))):
+            rule = "at least 0" if name in zero else "above 0"
+            raise RequestError(f"{name} of {what} '{part.name}' is {value}: it must be a finite number {rule}")
+        if name not in part.sources:
+            raise RequestError(f"{name} of {what} '{part.name}' has no source: say where {value:g} comes from")
 
 
 def structured(table: Mapping[str, Any], kind: type[T], where: str) -> T:

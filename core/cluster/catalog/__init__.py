@@ -1,10 +1,9 @@
 """The catalogue: devices, links, nodes and clusters as data, each number with its source."""
 
 from ..device_type import DeviceType
-from .catalogue import Catalogue
+from .catalogue import Catalogue, catalogue, find_device
 from .find import device_type, find_cluster, required_type
 from .parts import LinkType, NamedCluster, NodeType
-from .registry import catalogue, find_device
 
 __all__ = [
     "Catalogue",

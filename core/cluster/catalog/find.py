@@ -19,9 +19,8 @@ from ...wording import nearest
 from ..cluster import Cluster, fully_connected, read_cluster
 from ..device_type import DeviceType
 from .build import build
-from .catalogue import ANY_NODE, Catalogue
+from .catalogue import ANY_NODE, Catalogue, catalogue, find_device
 from .parts import PARAMETERS, Group
-from .registry import catalogue, find_device
 
 CPU = re.compile(r"(?:cpu|local):(\d{1,7})")
 CPU_TYPE, CPU_LINK = "cpu-core", "host-memory"
@@ -138,10 +137,6 @@ GROUP = re.compile(r"(?:(?:(\d{1,7})[x×])?(\d{1,7})[x×])?([^+:]+)", re.IGNOREC
 TRUTH = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 
 
-def _truth(text: str) -> bool:
-    return TRUTH[text.casefold()]
-
-
 def named_cluster(catalogue: Catalogue, name: str) -> Cluster:
     """The cluster of a name.
 
@@ -196,7 +191,7 @@ def _parameters(text: str, name: str) -> dict[str, Any]:
         if not equals or key not in PARAMETERS:
             raise RequestError(f"'{part}' in cluster '{name}': {nearest(key, PARAMETERS)}; write it as nics=8")
         try:
-            given[key] = _truth(value) if PARAMETERS[key] is bool else PARAMETERS[key](value)
+            given[key] = TRUTH[value.casefold()] if PARAMETERS[key] is bool else PARAMETERS[key](value)
         except (ValueError, KeyError):
             rule = "write it as in nics=8 or rails=no"
             raise RequestError(f"'{part}' in cluster '{name}': {value!r} is not a value of {key}; {rule}") from None

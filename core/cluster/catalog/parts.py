@@ -1,14 +1,13 @@
 """The catalogue's entries other than devices: links, nodes and clusters."""
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from attrs import field, frozen
 
 from ...errors import RequestError
 from ...files.limits import check_count
-from ..sourced import Source
+from ..sourced import Source, check_numbers
 
 INTERCONNECTS = ("nvswitch", "mesh", "bridges", "none")
 PARAMETERS: Mapping[str, type] = {
@@ -26,6 +25,10 @@ PARAMETERS: Mapping[str, type] = {
 """The fields of a node that a cluster may override, with their types."""
 MOST: Mapping[str, int] = {"gpus": 4096, "gpus_per_pcie_switch": 4096, "sockets": 64, "nics": 4096}
 """Limits of a node's counts."""
+_VALUES = {
+    int: ((int,), "a whole number"), float: ((int, float), "a number"), str: ((str,), "a name"),
+    bool: ((bool,), "true or false"),
+}  # fmt: skip
 
 
 @frozen
@@ -56,21 +59,14 @@ class LinkType:
     effective_both_bytes_per_s: float | None = None
 
     def __attrs_post_init__(self) -> None:
-        rates = {
-            name: factor * self.peak_bytes_per_s
-            for name, factor in (
-                ("effective_bytes_per_s", 1),
-                ("effective_back_bytes_per_s", 1),
-                ("effective_both_bytes_per_s", 2),
-            )
-            if getattr(self, name) is not None
-        }
-        _check_numbers(self, "link", ("peak_bytes_per_s", *rates), zero=("latency_s",))
-        for name, peak in rates.items():
-            if getattr(self, name) > peak:
-                raise RequestError(
-                    f"{name} of link '{self.name}' is {getattr(self, name):g}, above its peak of {peak:g}"
-                )
+        names = ("peak_bytes_per_s", "effective_bytes_per_s", "effective_back_bytes_per_s",
+                 "effective_both_bytes_per_s", "latency_s")  # fmt: skip
+        numbers = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        check_numbers(self, "link", numbers.items(), zero=("latency_s",))
+        for name, value in numbers.items():
+            peak = self.peak_bytes_per_s * (2 if name == "effective_both_bytes_per_s" else 1)
+            if name.startswith("effective") and value > peak:
+                raise RequestError(f"{name} of link '{self.name}' is {value:g}, above its peak of {peak:g}")
 
 
 @frozen
@@ -119,9 +115,10 @@ class NodeType:
     host_memory_bytes_per_s: float | None = None
 
     def __attrs_post_init__(self) -> None:
-        memory = [name for name in ("host_memory_bytes", "host_memory_bytes_per_s") if getattr(self, name) is not None]
-        positive = ("gpus", "gpus_per_pcie_switch", "sockets", "nics", "oversubscription", *memory)
-        _check_numbers(self, "node", positive, zero=("spine_latency_s",))
+        names = ("gpus", "gpus_per_pcie_switch", "sockets", "nics", "oversubscription", "host_memory_bytes",
+                 "host_memory_bytes_per_s", "spine_latency_s")  # fmt: skip
+        numbers = ((name, getattr(self, name)) for name in names if getattr(self, name) is not None)
+        check_numbers(self, "node", numbers, zero=("spine_latency_s",))
         for name, most in MOST.items():
             check_count(f"{name} of node '{self.name}'", getattr(self, name), most, least=1)
         if self.interconnect not in INTERCONNECTS:
@@ -154,11 +151,9 @@ class Group:
             if name not in PARAMETERS:
                 known = ", ".join(PARAMETERS)
                 raise RequestError(f"'{name}' of nodes of '{self.node}' is no parameter: give one of {known}")
-            wanted = PARAMETERS[name]
-            if not isinstance(value, int | float if wanted is float else wanted) or isinstance(value, bool) > (
-                wanted is bool
-            ):
-                raise RequestError(f"{name} of nodes of '{self.node}' is {value!r}: give {_named(wanted)}")
+            known_types, words = _VALUES[PARAMETERS[name]]
+            if type(value) not in known_types:
+                raise RequestError(f"{name} of nodes of '{self.node}' is {value!r}: give {words}")
 
 
 @frozen
@@ -168,17 +163,3 @@ class NamedCluster:
     name: str
     title: str
     groups: tuple[Group, ...]
-
-
-def _named(kind: type) -> str:
-    return {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}[kind]
-
-
-def _check_numbers(part: Any, what: str, positive: tuple[str, ...], zero: tuple[str, ...]) -> None:
-    for name in (*positive, *zero):
-        value = getattr(part, name)
-        if not (isfinite(value) and (value > 0 or (name in zero and value == 0))):
-            rule = "at least 0" if name in zero else "above 0"
-            raise RequestError(f"{name} of {what} '{part.name}' is {value}: it must be a finite number {rule}")
-        if name not in part.sources:
-            raise RequestError(f"{name} of {what} '{part.name}' has no source: say where {value:g} comes from")

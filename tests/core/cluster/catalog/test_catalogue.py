@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from panpipe.core.cluster.catalog import device_type, find_cluster
-from panpipe.core.cluster.catalog.registry import catalogue
+from panpipe.core.cluster.catalog import catalogue, device_type, find_cluster
 from panpipe.core.cluster.cluster import cluster_json
 from panpipe.core.errors import RequestError
 

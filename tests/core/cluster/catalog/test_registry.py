@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from panpipe.core import plugins
-from panpipe.core.cluster.catalog import catalogue, find_device, registry
+from panpipe.core.cluster.catalog import catalogue, find_device
+from panpipe.core.cluster.catalog.catalogue import GROUP
 from panpipe.core.cluster.device_type import COMPUTE_KINDS, MEMORY_KINDS
 from panpipe.core.errors import RequestError
 
@@ -104,10 +105,10 @@ def plugged(monkeypatch):
 
     def install(**added):
         for name, plugin in added.items():
-            monkeypatch.setattr(registry, name, plugin, raising=False)
-        points = [EntryPoint(name, f"panpipe.core.cluster.catalog.registry:{name}", registry.GROUP) for name in added]
-        points.append(EntryPoint("absent", "no_such_module_here:DEVICE", registry.GROUP))
-        monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == registry.GROUP else [])
+            monkeypatch.setattr(plugins, name, plugin, raising=False)
+        points = [EntryPoint(name, f"panpipe.core.plugins:{name}", GROUP) for name in added]
+        points.append(EntryPoint("absent", "no_such_module_here:DEVICE", GROUP))
+        monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == GROUP else [])
         catalogue.cache_clear()
         return catalogue
 
