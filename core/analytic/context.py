@@ -41,7 +41,7 @@ def over_context(work: ModelWork, ranks: int, order: str) -> ModelWork:
     for operator in work.operators:
         own = known.setdefault(id(operator.work), _ring(operator.work, ranks, order))
         operators.append(evolve(operator, work=own))
-    if not any(each.exchanges for each in known.values()):
+    if not any(one.over == CONTEXT_RANKS for each in known.values() for one in each.exchanges):
         raise RequestError(
             f"--cp {ranks} passes keys and values between kernels of attention, and the model's is written out, or it "
             "has none: leave --cp out, or attn_implementation in its config.json"

@@ -39,8 +39,7 @@ class OperatorWork:
         saved_bytes: bytes of saved tensors that no earlier operator saves, for each microbatch.
         shared_bytes: bytes of those that all microbatches share.
         workspace_bytes: peak bytes while it runs, without state and saved tensors.
-        trained: elements and bytes per element of each trained parameter that it is the first to read.
-        frozen_bytes: of the frozen parameters that it is the first to read.
+        state: the parameters that it is the first to read.
     """
 
     work: TracedOperator
@@ -49,8 +48,7 @@ class OperatorWork:
     saved_bytes: int
     shared_bytes: int
     workspace_bytes: int
-    trained: tuple[tuple[int, int], ...]
-    frozen_bytes: int
+    state: "ParameterState"
 
 
 @frozen(eq=False)
@@ -117,22 +115,15 @@ class ModelWork:
                     forward_s=forward,
                     backward_input_s=inputs + kernels_s(operator.backward_input, device),
                     backward_weight_s=weights + kernels_s(operator.backward_weight, device),
-                    optimizer_s=sum(n * chosen.moved_bytes(size) for n, size in operator.trained) / bandwidth,
-                    state_bytes=_state_bytes(operator.trained, operator.frozen_bytes, chosen),
-                    trained_bytes=_trained_bytes(operator.trained, operator.frozen_bytes),
+                    optimizer_s=sum(n * chosen.moved_bytes(size) for n, size in operator.state.trained) / bandwidth,
+                    **operator.state.bytes_of(chosen),
                     saved_bytes=operator.saved_bytes,
                     shared_bytes=operator.shared_bytes,
                     workspace_bytes=operator.workspace_bytes,
-                    reductions=_reductions(operator.work),
+                    reductions=sum_of(operator.work.exchanges),
                 )
             )
         return evolve(self.graph, nodes=tuple(nodes))
-
-
-def _reductions(work: TracedOperator) -> TensorReductions | None:
-    forward, backward = work.forward_reduced, work.backward_reduced
-    own = [TensorReductions(len(forward), len(backward), sum(forward), sum(backward))] if forward or backward else []
-    return sum_of([*own, *work.exchanges])
 
 
 def costs_by_type(
@@ -179,20 +170,14 @@ def model_work(
     workspace = _workspace(operators, lone, works, kept, dropped)
     if sections is not None:
         works = sections.kernels_of_operators(works)
-    values = _parameter_values(operators)
-    seen: set[str] = set()
-    found = []
-    for i, (node, operator, work) in enumerate(zip(operators.graph.nodes, lone, works, strict=True)):
-        own = [name for name in node.parameters if name not in seen]
-        seen.update(own)
-        trained, frozen_bytes = _state(values, own)
-        found.append(
-            OperatorWork(
-                work, (*_gradient_sums(operators, operator, sections), *(work.forward if core[i] else ())),
-                () if kernels == FUSED else _parameter_sums(values, node), saved[i], shared[i],
-                workspace[i], trained, frozen_bytes,
-            )
-        )  # fmt: skip
+    values, states = _parameter_values(operators), _states(operators)
+    found = [
+        OperatorWork(
+            work, (*_gradient_sums(operators, operator, sections), *(work.forward if core[i] else ())),
+            () if kernels == FUSED else _parameter_sums(values, node), saved[i], shared[i], workspace[i], states[i],
+        )
+        for i, (node, operator, work) in enumerate(zip(operators.graph.nodes, lone, works, strict=True))
+    ]  # fmt: skip
     return ModelWork(operators.graph, tuple(found), kernels)
 
 
@@ -203,7 +188,7 @@ def tensor_reductions(operators: Operators) -> dict[str, TensorReductions | None
         RequestError: as of `model_work`.
     """
     lone, works = _works(operators)
-    return {operator.name: _reductions(work) for operator, work in zip(lone, works, strict=True)}
+    return {operator.name: sum_of(work.exchanges) for operator, work in zip(lone, works, strict=True)}
 
 
 def saved_values(operators: Operators) -> dict[str, tuple[str | None, ...]]:
@@ -260,7 +245,8 @@ def _gathered_again(
                 continue
             part = root_of(node.all_input_nodes[0])
             at = place[operators.owner[node.name]]
-            more[at] = evolve(more[at], backward_reduced=(*more[at].backward_reduced, each.bytes // 2))
+            again = TensorReductions(backward=1, backward_bytes=each.bytes // 2)
+            more[at] = evolve(more[at], exchanges=(*more[at].exchanges, again))
             if part.name not in kept:
                 kept.add(part.name)
                 mine.append(Storage(part.name, operators.values[part.name].untyped_storage().nbytes(), each.shared))
@@ -346,33 +332,40 @@ def addition(elements: int, dtype: torch.dtype) -> Kernel:
     return Kernel("add_", "elementwise", "fp32", 0, 0, 2 * size, size)
 
 
-def _state(values: Mapping[str, Tensor], names: Iterable[str]) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Elements and bytes per element of the trained ones of some parameters, and bytes of the frozen ones."""
-    own = [values[name] for name in names]
-    trained = tuple((prod(t.shape), t.dtype.itemsize) for t in own if t.requires_grad)
-    return trained, sum(tensor_bytes(t) for t in own if not t.requires_grad)
+@frozen
+class ParameterState:
+    """Parameters, whose optimizer is not known yet.
+
+    Args:
+        trained: elements and bytes per element of each trained one.
+        frozen_bytes: of the others.
+    """
+
+    trained: tuple[tuple[int, int], ...]
+    frozen_bytes: int
+
+    def bytes_of(self, optimizer: Optimizer) -> dict[str, int | None]:
+        """The fields of an ``OpNode`` that depend on the optimizer."""
+        trained = sum(count * size for count, size in self.trained) if self.frozen_bytes else None
+        whole = sum(count * optimizer.state_bytes(size) for count, size in self.trained) + self.frozen_bytes
+        return {"state_bytes": whole, "trained_bytes": trained}
+
+
+def _states(operators: Operators) -> list[ParameterState]:
+    """Per operator the parameters that it is the first to read."""
+    values, seen, found = _parameter_values(operators), set[str](), []
+    for node in operators.graph.nodes:
+        own = [values[name] for name in node.parameters if name not in seen]
+        seen.update(node.parameters)
+        trained = tuple((prod(t.shape), t.dtype.itemsize) for t in own if t.requires_grad)
+        found.append(ParameterState(trained, sum(tensor_bytes(t) for t in own if not t.requires_grad)))
+    return found
 
 
 def with_state(graph: OpGraph, operators: Operators, optimizer: Optimizer) -> OpGraph:
     """A graph with other times, such as measured ones, with the state of an optimizer added."""
-    values = _parameter_values(operators)
-    seen: set[str] = set()
-    nodes = []
-    for node in graph.nodes:
-        own = [name for name in node.parameters if name not in seen]
-        seen.update(own)
-        trained, frozen_bytes = _state(values, own)
-        state_bytes = _state_bytes(trained, frozen_bytes, optimizer)
-        nodes.append(evolve(node, state_bytes=state_bytes, trained_bytes=_trained_bytes(trained, frozen_bytes)))
-    return evolve(graph, nodes=tuple(nodes))
-
-
-def _state_bytes(trained: Iterable[tuple[int, int]], frozen_bytes: int, optimizer: Optimizer) -> int:
-    return sum(count * optimizer.state_bytes(size) for count, size in trained) + frozen_bytes
-
-
-def _trained_bytes(trained: Iterable[tuple[int, int]], frozen_bytes: int) -> int | None:
-    return sum(count * size for count, size in trained) if frozen_bytes else None
+    states = zip(graph.nodes, _states(operators), strict=True)
+    return evolve(graph, nodes=tuple(evolve(node, **state.bytes_of(optimizer)) for node, state in states))
 
 
 def _parameter_values(operators: Operators) -> Mapping[str, Tensor]:

@@ -1,14 +1,13 @@
 """Equal layers are captured once: a model with few of its layers, and its operators with all of them.
 
 Layers that have the same modules and parameters do the same work. So a model is captured with four of its layers, and
-the second of these is repeated::
+the third of these is repeated::
 
-    captured    before  0  1  2  3                 after
-    the model   before  0  1  1  1  …  n−2  n−1    after      layers 1 and 2 of the capture must be equal
+    captured    before  0  1  2  3               after
+    the model   before  0  1  2  2  …  2  3      after      layers 1 and 2 of the capture must be equal
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from attrs import evolve, frozen
@@ -71,8 +70,7 @@ class Repeated:
 
     def _template(self, layer: int) -> int:
         """The layer of the capture that a layer of the model is like."""
-        end = CAPTURED - (self.count - layer)
-        return layer if layer < 2 else max(end, 1)
+        return CAPTURED - 1 if layer == self.count - 1 else min(layer, CAPTURED - 2)
 
     def _layer_of(self, name: str) -> int:
         """The layer of an operator; −1 for one that is in none."""
@@ -94,24 +92,18 @@ class Repeated:
 
     def _edges(self, work: ModelWork) -> list[OpEdge] | None:
         """The edges of the whole model; None if a layer is connected with others than its neighbours and the ends."""
-        inside: dict[tuple[int, int], list[OpEdge]] = {}
+        into: dict[int, list[OpEdge]] = {}
         for edge in work.graph.edges:
-            inside.setdefault((self._layer_of(edge.src), self._layer_of(edge.dst)), []).append(edge)
-        last = CAPTURED - 1
-        found = inside.pop((-1, -1), [])
-        from_outside = [inside.pop((-1, layer), []) for layer in range(CAPTURED)]
-        own = [inside.pop((layer, layer), []) for layer in range(CAPTURED)]
-        between = [inside.pop((layer, layer + 1), []) for layer in range(last)]
-        found += inside.pop((last, -1), [])
-        if inside:
-            return None
-        found = [self._edge(edge, self.count - 1, self.count - 1) for edge in found]
+            source, reader = self._layer_of(edge.src), self._layer_of(edge.dst)
+            near = (-1, CAPTURED - 1) if reader < 0 else (-1, reader - 1, reader)
+            if source not in near:
+                return None
+            into.setdefault(reader, []).append(edge)
+        found = [self._edge(edge, self.count - 1, self.count - 1) for edge in into.get(-1, ())]
         for layer in range(self.count):
             template = self._template(layer)
-            found += [self._edge(edge, layer, layer) for edge in (*from_outside[template], *own[template])]
-        for layer, after in pairwise(range(self.count)):
-            template = 0 if layer == 0 else 2 if after == self.count - 1 else 1
-            found += [self._edge(edge, layer, after) for edge in between[template]]
+            for edge in into.get(template, ()):
+                found.append(self._edge(edge, layer - template + self._layer_of(edge.src), layer))
         return found
 
     def _edge(self, edge: OpEdge, source: int, reader: int) -> OpEdge:

@@ -86,7 +86,7 @@ class Scores:
         rows, columns = -(-self.rows // side), -(-self.columns // side)
         blocks = self.batch * (columns if self.backward else rows)
         # A causal kernel starts with the longest blocks, so the last wave is short: only a lack of blocks costs time.
-        waves = 1 if self.causal and blocks > multiprocessors else -(-blocks // multiprocessors)
+        waves = 1 if self.causal else -(-blocks // multiprocessors)
         occupied = min(1.0, blocks / (waves * multiprocessors))
         whole = self.rows * self.columns / (rows * columns * side * side)
         if self.causal and self.rows == self.columns:

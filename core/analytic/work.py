@@ -1,6 +1,7 @@
 """An operator's kernels of F, I and W, and its memory, from a joint graph (forward and backward) of it alone."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from attrs import frozen
 from torch import Tensor, fx
@@ -21,7 +22,7 @@ from ..capture.programs.joint_graph import (
 from ..capture.programs.overwriting import may_overwrite
 from ..capture.programs.recomputed import fusible, is_row_wise, narrows, shown_by, widens
 from ..capture.values.nesting import tensors_of
-from ..cluster.rank_kinds import EXPERT_RANKS
+from ..cluster.rank_kinds import EXPERT_RANKS, TENSOR_RANKS
 from ..costs.reductions import TensorReductions
 from ..tensor_collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from .kernels import Kernel, kernel_of
@@ -74,8 +75,7 @@ class TracedOperator:
         kept: storages that F keeps for the backward, without parameters, buffers, constants and the batch.
         forward_bytes, backward_bytes: the peak memory of F and of the backward, without their inputs and the kept
             storages.
-        forward_reduced, backward_reduced: bytes of each all-reduce over tensor ranks in F, and in the backward.
-        exchanges: over ranks of other kinds than tensor ranks.
+        exchanges: each exchange with other ranks, without its time.
         row_wise: whether F works element by element or along rows, so that it takes one pass over memory.
         origin: what its results are computed from; None if it is not row-wise.
     """
@@ -86,8 +86,6 @@ class TracedOperator:
     kept: tuple[KeptStorage, ...] = ()
     forward_bytes: int = 0
     backward_bytes: int = 0
-    forward_reduced: tuple[int, ...] = ()
-    backward_reduced: tuple[int, ...] = ()
     exchanges: tuple[TensorReductions, ...] = ()
     row_wise: bool = True
     origin: Origin | None = None
@@ -127,37 +125,33 @@ def work_of(operator: LoneOperator) -> TracedOperator:
         _peak(
             joint, backward, kept.storages | kept.given, _without_memory(joint, backward, len(operator.activations))
         ),
-        _reduced(joint, nodes.forward), _reduced(joint, backward), _exchanged(joint, nodes.forward, backward),
+        _exchanges(joint, nodes.forward, backward),
         all(map(is_row_wise, nodes.forward)),
         _origin(joint, list(joint.outputs)),
     )  # fmt: skip
 
 
-def _reduced(joint: JointGraph, chosen: set[fx.Node]) -> tuple[int, ...]:
-    """Bytes of every all-reduce over tensor ranks.
+_EXCHANGES: dict[Any, Callable[[int, int], int]] = {
+    ALL_REDUCE: lambda read, made: made,
+    ALL_GATHER: lambda read, made: made // 2,
+    REDUCE_SCATTER: lambda read, made: read // 2,
+    ALL_TO_ALL: lambda read, made: made,
+}
+"""Operators that exchange tensors with other ranks → bytes read and made → bytes that count.
 
-    A gather or a scatter counts as an all-reduce of half of the whole tensor, which moves as many bytes.
-    """
+A gather or a scatter counts as an all-reduce of half of the whole tensor, which moves as many bytes."""
+
+
+def _exchanges(joint: JointGraph, forward: set[fx.Node], backward: set[fx.Node]) -> tuple[TensorReductions, ...]:
+    """The exchanges of an operator with tensor ranks, then with expert ranks."""
     found = []
-    for node in ordered(joint.graph, chosen):
-        if node.target is ALL_REDUCE:
-            found.append(tensor_bytes(node.meta["val"]))
-        elif node.target is ALL_GATHER:
-            found.append(tensor_bytes(node.meta["val"]) // 2)
-        elif node.target is REDUCE_SCATTER:
-            found.append(tensor_bytes(node.all_input_nodes[0].meta["val"]) // 2)
-    return tuple(found)
-
-
-def _exchanged(joint: JointGraph, forward: set[fx.Node], backward: set[fx.Node]) -> tuple[TensorReductions, ...]:
-    """The all-to-alls of an operator over expert ranks, if it has any."""
-    out, back = (
-        [tensor_bytes(node.meta["val"]) for node in ordered(joint.graph, nodes) if node.target is ALL_TO_ALL]
-        for nodes in (forward, backward)
-    )
-    if not out and not back:
-        return ()
-    return (TensorReductions(len(out), len(back), sum(out), sum(back), over=EXPERT_RANKS),)
+    for node in (*ordered(joint.graph, forward), *ordered(joint.graph, backward)):
+        if node.target in _EXCHANGES:
+            read, made = (tensor_bytes(each.meta["val"]) for each in (node.all_input_nodes[0], node))
+            size, first = _EXCHANGES[node.target](read, made), node in forward
+            over = EXPERT_RANKS if node.target is ALL_TO_ALL else TENSOR_RANKS
+            found.append(TensorReductions(first, not first, size * first, size * (not first), over=over))
+    return tuple(sorted(found, key=lambda each: each.over != TENSOR_RANKS))
 
 
 def _is_view(operator: LoneOperator) -> bool:
@@ -210,7 +204,7 @@ def _kernels(node: fx.Node, regions: dict[int, RegionWork]) -> Sequence[Kernel]:
         return regions[_number(node, 1)].forward
     if node.target is REGION_OPERATORS[1]:
         return regions[_number(node, 2)].backward
-    if node.target in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL):  # its time is that of the links
+    if node.target in _EXCHANGES:  # its time is that of the links
         return ()
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     found = kernel_of(node.target, args, kwargs, node.meta.get("val"))

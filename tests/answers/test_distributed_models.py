@@ -23,6 +23,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from ..support.models import sizes_of
+
 HIDDEN, INNER, TOKENS = 16, 64, 8
 
 
@@ -101,8 +103,8 @@ def test_program_of_a_rank_has_parts_of_parameters_and_all_reduces():
     assert planned.sizes == {name: 4 * size // (1 if name.endswith(kept) else 2) for name, size in full.items()}
     work = model_work(planned.operators)
     hidden = 2 * TOKENS * HIDDEN * 4  # two samples a microbatch, in float32
-    assert [size for each in work.operators for size in each.work.forward_reduced] == [hidden] * 3
-    assert [size for each in work.operators for size in each.work.backward_reduced] == [hidden] * 3
+    assert sizes_of(work, "forward_bytes") == [hidden] * 3
+    assert sizes_of(work, "backward_bytes") == [hidden] * 3
 
 
 def test_program_computes_what_the_rank_computes_eagerly():
@@ -132,7 +134,7 @@ def test_plan_of_a_parallelized_model(tmp_path, capsys):
 
 def test_gathers_and_scatters_of_sequence_parallel_layouts_count_as_half_of_an_all_reduce():
     work = model_work(planned_model(f"{__name__}:sequence_parallel", 2, empty=True, tensor=2).operators)
-    forward = [size for each in work.operators for size in each.work.forward_reduced]
+    forward = sizes_of(work, "forward_bytes")
     assert forward == [2 * TOKENS * HIDDEN * 4 / 2] * 6
 
 

@@ -22,6 +22,8 @@ from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 from torch import nn
 
+from ..support.models import sizes_of
+
 pytest.importorskip("transformers")
 
 HIDDEN, LAYERS, TOKENS = 128, 1, 32
@@ -62,12 +64,12 @@ def test_rank_has_its_part_of_weights_and_computation_and_two_all_reduces_a_bloc
         if not vocabulary:
             assert tensor.numel() == weights[parameter].numel() // (1 if kept else 2), parameter
     hidden = TOKENS * HIDDEN * (2 if name == "llama" else 4)
-    sizes = [size for each in part_work.operators for size in each.work.forward_reduced]
-    back = [size for each in part_work.operators for size in each.work.backward_reduced]
+    sizes = sizes_of(part_work, "forward_bytes")
+    back = sizes_of(part_work, "backward_bytes")
     # Two a block and one of the embedding; the loss sums one number a token, and its maximum has no gradient.
     assert sizes == [hidden] * (2 * LAYERS + 1) + [TOKENS * 4] * 3
     assert back == [hidden] * (2 * LAYERS + 1) + [TOKENS * 4] * 2
-    assert all(not each.work.forward_reduced for each in whole_work.operators)
+    assert not sizes_of(whole_work, "forward_bytes")
 
 
 def test_ranks_share_the_layers_of_an_encoder(monkeypatch):
@@ -79,7 +81,7 @@ def test_ranks_share_the_layers_of_an_encoder(monkeypatch):
     weights = [m.weight for m in layer.modules() if isinstance(m, nn.Linear)]
     assert [m.weight.numel() for m in own.modules() if isinstance(m, nn.Linear)] == [w.numel() // 2 for w in weights]
     work = model_work(operators_of(capture_step(part, step, batch)))
-    assert sum(size == 4 * TOKENS * HIDDEN for each in work.operators for size in each.work.forward_reduced) == 3
+    assert sizes_of(work, "forward_bytes").count(4 * TOKENS * HIDDEN) == 3
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -113,8 +115,8 @@ def test_ranks_that_share_tokens_scatter_and_gather_in_place_of_each_all_reduce(
     model, step, batch = make(name, 1, TOKENS, 2, by_tokens=True)
     work = model_work(operators_of(capture_step(model, step, batch)))
     hidden = TOKENS * HIDDEN * (2 if name == "llama" else 4)
-    for reduced, sums in (("forward_reduced", 3), ("backward_reduced", 2)):
-        sizes = [size for each in work.operators for size in getattr(each.work, reduced)]
+    for exchanged, sums in (("forward_bytes", 3), ("backward_bytes", 2)):
+        sizes = sizes_of(work, exchanged)
         assert sizes == [hidden // 2] * (2 * (2 * LAYERS + 1)) + [TOKENS * 4] * sums  # as an all-reduce of half of it
     norms = [
         sum(

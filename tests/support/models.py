@@ -187,3 +187,9 @@ def _vectors(rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 PYTHON = Case(_seeded(_halting), _branching_step, _vectors)
 """A module and the end of a step that need values."""
+
+
+def sizes_of(work: Any, field: str) -> list[int]:
+    """Bytes of each exchange of a model's work in one direction: ``forward_bytes`` or ``backward_bytes``."""
+    exchanges = [each for operator in work.operators for each in operator.work.exchanges]
+    return [getattr(each, field) for each in exchanges if getattr(each, field)]
