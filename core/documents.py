@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 
 import cattrs
 from cattrs.errors import IterableValidationError, IterableValidationNote
+from cattrs.gen import make_dict_unstructure_fn, override
 
 from .actions import Action, parse_action
 from .errors import RequestError, printed
@@ -105,6 +106,13 @@ converter.register_structure_hook(bool, _truth)
 converter.register_structure_hook(int, _whole_number)
 converter.register_structure_hook(str, _text)
 converter.register_structure_hook_factory(_is_uniform_tuple, _items)
+
+
+def omit_at_default(kind: type, *names: str) -> None:
+    """Write fields of a class only where they differ from their default: those that were added later, so that older
+    files keep their bytes and hashes."""
+    later = dict.fromkeys(names, override(omit_if_default=True))
+    converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, **later))
 
 
 def to_json(format_name: str, value: object) -> str:

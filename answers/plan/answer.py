@@ -67,7 +67,7 @@ class PlanAnswer:
 
     @property
     def rates(self) -> Throughput:
-        return throughput(self.prediction.step_s, self.work, peak_flop_per_s=self.peak_flop_per_s)
+        return throughput(self.prediction.step_s, self.work, self.peak_flop_per_s)
 
     def plain(self) -> dict[str, Any]:
         """The data that ``--json`` prints: everything needed to evaluate the plan again, and the explanation."""

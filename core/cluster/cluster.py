@@ -23,7 +23,7 @@ import cattrs
 from attrs import evolve, field, frozen
 from cattrs.gen import override
 
-from ..documents import converter, read_document, to_json
+from ..documents import converter, omit_at_default, read_document, to_json
 from ..errors import RequestError
 from ..files.limits import MOST_DEVICES, check_seconds
 from .device_type import DeviceType
@@ -306,13 +306,12 @@ def _write_hub(hub: Hub) -> Any:
     return hub.name if hub.kind == "switch" else _hub_document(hub)
 
 
-# Fields added later are omitted at their default, so that older files keep their bytes.
 _later = override(omit_if_default=True)
 _hub_document = cattrs.gen.make_dict_unstructure_fn(Hub, converter, memory_bytes=_later, memory_bytes_per_s=_later)
 _hub_object = cattrs.gen.make_dict_structure_fn(Hub, converter)
 converter.register_structure_hook(Hub, _read_hub)
 converter.register_unstructure_hook(Hub, _write_hub)
-converter.register_unstructure_hook(Device, cattrs.gen.make_dict_unstructure_fn(Device, converter, forwards=_later))
+omit_at_default(Device, "forwards")
 converter.register_unstructure_hook(
     Link,
     cattrs.gen.make_dict_unstructure_fn(
@@ -323,4 +322,4 @@ converter.register_unstructure_hook(
 converter.register_structure_hook(
     Link, cattrs.gen.make_dict_structure_fn(Link, converter, bytes_per_s=override(struct_hook=_read_rate))
 )
-converter.register_unstructure_hook(Cluster, cattrs.gen.make_dict_unstructure_fn(Cluster, converter, types=_later))
+omit_at_default(Cluster, "types")

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import frozen
-from cattrs.gen import make_dict_unstructure_fn, override
 
 from ..actions import Action, Kind
-from ..documents import converter
+from ..documents import omit_at_default
 from .graph import OpGraph, fewest_copies, stage_of_nodes
 from .reductions import TensorReductions, sum_of
 
@@ -87,20 +86,9 @@ class StageCosts:
         return self.parameter_bytes + self.shared_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
-# Fields added later are omitted at their default, so that older plans keep their bytes and hashes.
-_later = override(omit_if_default=True)
-converter.register_unstructure_hook(
-    StageCosts,
-    make_dict_unstructure_fn(
-        StageCosts,
-        converter,
-        reductions=_later,
-        shared_bytes=_later,
-        largest_gradient_bytes=_later,
-        gathered_bytes=_later,
-        copies=_later,
-    ),
-)
+omit_at_default(
+    StageCosts, "reductions", "shared_bytes", "largest_gradient_bytes", "gathered_bytes", "copies"
+)  # fmt: skip
 
 EMPTY_GRADIENT_BYTES = 1
 """Size of the gradient of an empty tensor: not 0, because the producer's backward still waits for the reader's."""
@@ -125,19 +113,16 @@ class StageEdge:
 def stage_edges(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageEdge, ...]:
     """The edges between stages: a tensor goes once, directly, to each later stage that reads it."""
     where = stage_of_nodes(graph, stages)
-    forward: dict[tuple[int, int], dict[tuple[str, int], int]] = {}
-    back: dict[tuple[int, int], dict[tuple[str, int], int]] = {}
+    sent: dict[tuple[int, int], tuple[dict[tuple[str, int], int], ...]] = {}
     for edge in graph.edges:
         pair = where[edge.src], where[edge.dst]
-        if pair[0] == pair[1]:
-            continue
-        key = edge.src, edge.tensor
-        sizes = forward.setdefault(pair, {})
-        sizes[key] = max(sizes.get(key, 0), edge.bytes)
-        gradients = back.setdefault(pair, {})
-        if edge.gradient:
-            gradients[key] = max(sizes[key], EMPTY_GRADIENT_BYTES)
-    return tuple(StageEdge(*pair, sum(forward[pair].values()), sum(back[pair].values())) for pair in sorted(forward))
+        if pair[0] != pair[1]:
+            sizes, gradients = sent.setdefault(pair, ({}, {}))
+            key = edge.src, edge.tensor
+            sizes[key] = max(sizes.get(key, 0), edge.bytes)
+            if edge.gradient:
+                gradients[key] = max(sizes[key], EMPTY_GRADIENT_BYTES)
+    return tuple(StageEdge(*pair, *(sum(sizes.values()) for sizes in sent[pair])) for pair in sorted(sent))
 
 
 def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageCosts, ...]:

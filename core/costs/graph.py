@@ -13,10 +13,9 @@ from functools import cached_property
 from pathlib import Path
 
 from attrs import evolve, field, frozen
-from cattrs.gen import make_dict_unstructure_fn, override
 
 from ..cluster.rank_kinds import CONTEXT_RANKS, TENSOR_RANKS
-from ..documents import converter, read_document, to_json
+from ..documents import omit_at_default, read_document, to_json
 from ..errors import RequestError
 from ..files.limits import check_seconds
 from .reductions import Overlap, Rings, TensorReductions, sum_of
@@ -95,24 +94,10 @@ def fewest_copies(nodes: Iterable[OpNode]) -> int:
     return min((node.copies for node in nodes if node.parameter_bytes), default=1)
 
 
-# Fields added later are omitted at their default, so that older files keep their bytes.
-_later = override(omit_if_default=True)
-converter.register_unstructure_hook(
-    TensorReductions, make_dict_unstructure_fn(TensorReductions, converter, over=_later, more=_later)
-)
-converter.register_unstructure_hook(
-    OpNode,
-    make_dict_unstructure_fn(
-        OpNode,
-        converter,
-        reductions=_later,
-        shared_bytes=_later,
-        largest_gradient_bytes=_later,
-        trained_bytes=_later,
-        frozen=_later,
-        copies=_later,
-    ),
-)
+omit_at_default(TensorReductions, "over", "more")
+omit_at_default(
+    OpNode, "reductions", "shared_bytes", "largest_gradient_bytes", "trained_bytes", "frozen", "copies"
+)  # fmt: skip
 
 
 @frozen(slots=False)
@@ -194,20 +179,16 @@ class OpGraph:
 
 
 _TIMES = ("forward_s", "backward_input_s", "backward_weight_s", "optimizer_s")
+_SIZES = (
+    "parameter_bytes", "state_bytes", "saved_bytes", "workspace_bytes", "shared_bytes", "largest_gradient_bytes",
+    "trained_bytes",
+)  # fmt: skip
 
 
 def _check_costs(node: OpNode) -> None:
     for name in _TIMES:
         check_seconds(f"{name} of '{node.name}'", getattr(node, name))
-    for name in (
-        "parameter_bytes",
-        "state_bytes",
-        "saved_bytes",
-        "workspace_bytes",
-        "shared_bytes",
-        "largest_gradient_bytes",
-        "trained_bytes",
-    ):
+    for name in _SIZES:
         value = getattr(node, name)
         if value is not None and value < 0:
             raise RequestError(f"{name} of '{node.name}' is {value}: a size must be at least 0")

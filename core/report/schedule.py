@@ -10,7 +10,6 @@ from ..costs.costs import StageCosts
 from ..plan.memory import held_bytes, order_changes
 from ..plan.memory_policy import TimedCopy, moved
 from ..schedules.scored import Scored, costs_of
-from ..timing.idle import IdleTime
 from ..trace.trace import (
     COMPUTE_QUEUE,
     HOST_COPY_QUEUE,
@@ -32,19 +31,17 @@ def schedule_html(scored: Scored) -> str:
     return page_of(schedule_data(scored))
 
 
-def schedule_data(scored: Scored, idle: IdleTime | None = None) -> dict[str, object]:
+def schedule_data(scored: Scored) -> dict[str, object]:
     """The data of its page; memory is in one device's saved tensors for one microbatch."""
     problem = scored.problem
     limits = () if problem.memory_limit is None else (problem.memory_limit / problem.chunks,) * problem.devices
-    count = len(scored.schedule.placement)
+    equal = "equal " if problem.costs is None or len(set(problem.costs)) == 1 else ""
+    stages = f"{len(scored.schedule.placement)} {equal}stages"
     facts = ReportFacts(
         title=scored.schedule.name,
-        summary=f"{count} equal stages on {problem.devices} devices, {problem.microbatches} microbatches a step."
-        if problem.costs is None or len(set(problem.costs)) == 1
-        else f"{count} stages on {problem.devices} devices, {problem.microbatches} microbatches a step.",
+        summary=f"{stages} on {problem.devices} devices, {problem.microbatches} microbatches a step.",
         limits_bytes=limits,
         plain_units=True,
-        idle=idle,
     )
     data = report_data(None, _steps(scored), None, facts)
     # Memory is taken from the curves: the answer to a slider's move should not wait for samples of a trace.

@@ -93,10 +93,15 @@ class KindSummary:
 
 def kind_summaries(actions: Sequence[ActionError]) -> tuple[KindSummary, ...]:
     """One summary for each kind, in the order of ``Kind``."""
+    return tuple(kind_summary(kind, own) for kind, own in _by_kind(actions))
+
+
+def _by_kind(actions: Iterable[ActionError]) -> list[tuple[Kind, list[ActionError]]]:
+    """The actions of each kind, in the order of ``Kind``."""
     groups: dict[Kind, list[ActionError]] = defaultdict(list)
     for item in actions:
         groups[item.action.kind].append(item)
-    return tuple(kind_summary(kind, groups[kind]) for kind in known_kinds() if kind in groups)
+    return [(kind, groups[kind]) for kind in known_kinds() if kind in groups]
 
 
 def kind_summary(kind: Kind, actions: Sequence[ActionError]) -> KindSummary:
@@ -320,11 +325,7 @@ def _queues(one: Mapping[_Key, TraceEvent], other: Mapping[_Key, TraceEvent]) ->
 
 def transfer_summaries(actions: Sequence[ActionError]) -> tuple[TransferSummary, ...]:
     """One summary for each kind of message, in the order of ``Kind``."""
-    groups: dict[Kind, list[ActionError]] = defaultdict(list)
-    for item in actions:
-        if item.action.kind in COMM_KINDS:
-            groups[item.action.kind].append(item)
-    return tuple(_summary(kind, groups[kind]) for kind in known_kinds() if kind in groups)
+    return tuple(_summary(kind, own) for kind, own in _by_kind(actions) if kind in COMM_KINDS)
 
 
 def _summary(kind: Kind, actions: Sequence[ActionError]) -> TransferSummary:

@@ -35,20 +35,18 @@ class Throughput:
     model_flops_utilisation: float | None = None
 
 
-def throughput(
-    step_s: float, work: StepTotals, *, peak_flop_per_s: Sequence[float] | None = None, replicas: int = 1
-) -> Throughput:
+def throughput(step_s: float, work: StepTotals, peak_flop_per_s: Sequence[float] | None = None) -> Throughput:
     """The rates of a step.
 
     Args:
-        work: totals of one replica of the pipeline.
-        peak_flop_per_s: peak rate of every device of one pipeline; None if one is not known.
+        work: totals of the step.
+        peak_flop_per_s: peak rate of every device; None if one is not known.
     """
     if step_s <= 0:
         return Throughput()
     peak = sum(peak_flop_per_s or ())
     return Throughput(
-        None if work.samples is None else replicas * work.samples / step_s,
-        None if work.tokens is None else replicas * work.tokens / step_s,
+        None if work.samples is None else work.samples / step_s,
+        None if work.tokens is None else work.tokens / step_s,
         work.flops / (step_s * peak) if work.flops is not None and peak else None,
     )
