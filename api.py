@@ -22,7 +22,7 @@ from .runtimes.build import build_pipeline, refuse_arguments, unwrapped
 from .runtimes.devices.devices import Names
 from .runtimes.launch.launch import rank_of_job
 from .runtimes.launch.progress import show_progress
-from .runtimes.options import SIMULATOR, DeviceOptions, PipelineOptions, given_plan
+from .runtimes.options import SIMULATOR, PipelineOptions, given_plan
 from .runtimes.pipeline import Pipeline
 from .runtimes.settings import Auto, Memory, PlanningOptions, Run, Update
 from .runtimes.update.optimizers import GivenOptimizer, OptimizerFactory
@@ -149,7 +149,7 @@ def pipeline(
         training=Training.of(update, optimizer, run.seed),
         planning=PlanningOptions.of(auto, memory, oracle=simulated, cut_oracle=longest_path),
         run=run,
-        devices=DeviceOptions(devices, run.share_devices),
+        devices=devices,
         microbatches=microbatches,
         plan=given,
         mesh=mesh,

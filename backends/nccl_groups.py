@@ -6,6 +6,7 @@ and compute needs the others, so the number is limited (``ncclConfig_t.maxCTAs``
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -91,14 +92,8 @@ def _ordered(work: Any) -> None:
         work.wait()
 
 
-def pair_communicator(ranks: Sequence[int], place: int) -> Communicator:
-    """A communicator for messages from one rank to another."""
-    return Communicator(ranks, place, PAIR_CTAS)
-
-
-def sum_communicator(ranks: Sequence[int], place: int) -> Communicator:
-    """A communicator for sums over some ranks."""
-    return Communicator(ranks, place, SUM_CTAS)
+pair_communicator, sum_communicator = (partial(Communicator, thread_blocks=most) for most in (PAIR_CTAS, SUM_CTAS))
+"""A communicator for messages from one rank to another, and for sums over some ranks."""
 
 
 def check_count(wanted: int, open_now: int) -> None:

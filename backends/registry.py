@@ -5,8 +5,6 @@ A package adds one through the entry-point group ``panpipe.backends``: the entry
 
 from functools import cache
 
-from attrs import frozen
-
 from ..core.errors import RequestError, warn_caller
 from ..core.plugins import LeftOut, load_plugins
 from . import gloo, memcpy, nccl
@@ -16,22 +14,10 @@ GROUP = "panpipe.backends"
 BUILT_IN = (memcpy.KIND, gloo.KIND, nccl.KIND)
 
 
-@frozen
-class Plugins:
-    """The backends of other packages.
-
-    Args:
-        kinds: by name.
-        left_out: plug-ins that cannot be loaded, are no ``BackendKind``, or have a name that is taken.
-    """
-
-    kinds: dict[str, BackendKind]
-    left_out: tuple[LeftOut, ...]
-
-
 @cache
-def plugins() -> Plugins:
-    """The plug-ins; one that cannot be used does not affect the others."""
+def plugins() -> tuple[dict[str, BackendKind], tuple[LeftOut, ...]]:
+    """The backends of other packages by name; and the plug-ins that cannot be loaded, are no ``BackendKind``, or have a
+    name that is taken. One that cannot be used does not affect the others."""
     kinds, taken = dict[str, BackendKind](), {kind.name for kind in BUILT_IN}
 
     def add(kind: object) -> None:
@@ -41,17 +27,17 @@ def plugins() -> Plugins:
             raise RequestError(f"the name '{kind.name}' is taken")
         kinds[kind.name] = kind
 
-    return Plugins(kinds, load_plugins(GROUP, add))
+    return kinds, load_plugins(GROUP, add)
 
 
 def known_backends() -> dict[str, BackendKind]:
     """All kinds by name: panpipe's own, then those of plug-ins."""
-    return {kind.name: kind for kind in BUILT_IN} | plugins().kinds
+    return {kind.name: kind for kind in BUILT_IN} | plugins()[0]
 
 
 @cache
 def _warn_of_left_out() -> None:
-    for one in plugins().left_out:
+    for one in plugins()[1]:
         warn_caller(str(one))
 
 

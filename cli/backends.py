@@ -33,7 +33,7 @@ def backends(
     if name is not None and name not in known:
         raise RequestError(f"there is no backend '{name}': known are {', '.join(known)}")
     shown = list(known.values()) if name is None else [known[name]]
-    left_out = plugins().left_out if name is None else ()
+    left_out = plugins()[1] if name is None else ()
     if json:
         print_json({"backends": [_answer(kind) for kind in shown], "left_out": as_plain(left_out)})
     else:

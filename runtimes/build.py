@@ -194,17 +194,18 @@ class _Builder:
 
     def _new_team(self, plan: Plan | None) -> Team:
         """The devices, before ranks have compared their arguments; the plan is None if it is not known yet."""
-        options, tensors, devices = self.options, self.tensors, self.options.devices
+        options, tensors, named = self.options, self.tensors, self.options.named
         mesh = None if tensors.divided else mesh_for(plan, options.mesh)
-        if mesh is None and devices.named is not None and rank_of_job() is None:
-            mesh = Mesh(len(devices.named))
+        if mesh is None and named is not None and rank_of_job() is None:
+            mesh = Mesh(len(named))
         if self.device_type == "cuda" and (rank := rank_of_job()) is not None:
-            here = device_of_rank(devices.named, *rank) if devices.given else compute_device(self._tensors())
+            given = options.devices is not None
+            here = device_of_rank(named, *rank) if given else compute_device(self._tensors())
             torch.cuda.set_device(here)
         if options.simulated:
             return virtual_team(mesh)
-        timeout_s, backend = options.run.timeout_s, options.backend
-        return make_team(mesh, backend, self.device_type, devices.share, timeout_s, self.meeting, tensors)
+        share, timeout_s = options.run.share_devices, options.run.timeout_s
+        return make_team(mesh, options.backend, self.device_type, share, timeout_s, self.meeting, tensors)
 
     def _session(self, plan: Plan | None, source: Weights) -> Session:
         """Training by a plan, or by the first of those that are found."""
@@ -244,7 +245,7 @@ class _Builder:
         All ranks call this together.
         """
         options, example = self.options, self.example
-        named, share, compiling = options.devices.named, options.devices.share, options.run.compiler
+        named, share, compiling = options.named, options.run.share_devices, options.run.compiler
         given = {
             "plan": options.plan and options.plan.hash,
             "microbatches": options.microbatches,
@@ -264,9 +265,8 @@ class _Builder:
         if initial.warning is not None:
             self.report(initial.warning)
         if self.virtual is None:
-            self.team.where = assign_devices(
-                self.team, named, compute_device(self._tensors()), share, options.devices.given
-            )
+            given = options.devices is not None
+            self.team.where = assign_devices(self.team, named, compute_device(self._tensors()), share, given)
         if compiling is not None:
             self.programs = evolve(self.programs, compiler=StageCompiler(compiling.with_threads(self.team.threads)))
         return initial
@@ -304,7 +304,7 @@ class _Builder:
         others = {
             "compile": options.run.compiler and options.run.compiler.name,
             "update": options.training.parts,
-            "devices": options.devices.named,
+            "devices": options.named,
             **({"cuda_graphs": True} if options.run.cuda_graphs else {}),
         }
         return EarlierPlans(planning, others)

@@ -124,27 +124,35 @@ class BatchCutter:
             RequestError: it cannot be cut.
         """
         leaves, nesting = flatten_batch(batch)
-        _refuse_without_values(leaves, nesting)
-        self._check_dtypes(leaves, nesting)
-        if function is None:
-            _refuse_gradients(leaves, nesting)
+        for name, leaf in zip(_names(nesting), leaves, strict=True):
+            refuse_if_not_strided(name, leaf)
+            self._check_dtype(name, leaf)
+            if isinstance(leaf, Tensor) and leaf.is_meta:
+                raise RequestError(
+                    f"{name} is on the meta device ({_leaf_text(_shape_and_dtype(leaf))}), which holds no values: give "
+                    "a tensor with values, such as one on the CPU"
+                )
+            if isinstance(leaf, Tensor) and leaf.requires_grad and function is None:  # no stage sends it back
+                raise RequestError(
+                    f"{name} requires a gradient, which a pipeline does not compute for a batch: detach it, or, if it "
+                    "is to be trained, make what computes it a part of the model"
+                )
         return split_batch(batch, self._microbatches, self._dims_of(batch, nesting), fewer=True)
 
-    def _check_dtypes(self, leaves: list[Any], nesting: BatchNesting) -> None:
-        """Refuse dtypes of another kind than the example's: the captured operators would fail on them."""
-        for name, leaf in zip(_names(nesting), leaves, strict=True):
-            known = self._example.named.get(name)
-            if not isinstance(known, tuple):
-                continue
-            if not isinstance(leaf, Tensor):
-                raise RequestError(
-                    f"{name} is {leaf!r:.40}, and {_leaf_text(known)} in the example's microbatches: give a tensor"
-                )
-            if _dtype_kind(leaf.dtype) != _dtype_kind(known[1]):
-                raise RequestError(
-                    f"{name} is {_leaf_text(_shape_and_dtype(leaf))}, and {_leaf_text(known)} in the example's "
-                    f"microbatches: convert it with .to({known[1]})"
-                )
+    def _check_dtype(self, name: str, leaf: Any) -> None:
+        """Refuse a dtype of another kind than the example's: the captured operators would fail on it."""
+        known = self._example.named.get(name)
+        if not isinstance(known, tuple):
+            return
+        if not isinstance(leaf, Tensor):
+            raise RequestError(
+                f"{name} is {leaf!r:.40}, and {_leaf_text(known)} in the example's microbatches: give a tensor"
+            )
+        if _dtype_kind(leaf.dtype) != _dtype_kind(known[1]):
+            raise RequestError(
+                f"{name} is {_leaf_text(_shape_and_dtype(leaf))}, and {_leaf_text(known)} in the example's "
+                f"microbatches: convert it with .to({known[1]})"
+            )
 
     def _dims_of(self, batch: Any, nesting: BatchNesting) -> BatchDims:
         known = self._example.dims
@@ -157,27 +165,6 @@ class BatchCutter:
             text = f"is {batch!r:.40}" if unnamed else f"has {first_of(list(nesting.names), 8)}"
             known_names = first_of(list(self._example.named), 8)
             raise RequestError(f"the example has {known_names}, and this batch {text}: {error}") from error
-
-
-def _refuse_without_values(leaves: list[Any], nesting: BatchNesting) -> None:
-    """Refuse a batch with tensors that have no values, or whose values cannot be cut."""
-    for name, leaf in zip(_names(nesting), leaves, strict=True):
-        refuse_if_not_strided(name, leaf)
-        if isinstance(leaf, Tensor) and leaf.is_meta:
-            raise RequestError(
-                f"{name} is on the meta device ({_leaf_text(_shape_and_dtype(leaf))}), which holds no values: give a "
-                "tensor with values, such as one on the CPU"
-            )
-
-
-def _refuse_gradients(leaves: list[Any], nesting: BatchNesting) -> None:
-    """Refuse a batch to train on whose tensors require a gradient: gradients of the batch leave no stage."""
-    for name, leaf in zip(_names(nesting), leaves, strict=True):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            raise RequestError(
-                f"{name} requires a gradient, which a pipeline does not compute for a batch: detach it, or, if it is "
-                "to be trained, make what computes it a part of the model"
-            )
 
 
 def microbatch_sizes(samples: int, microbatches: int) -> list[int]:
@@ -218,10 +205,9 @@ def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, few
         )
     counts = microbatch_sizes(samples, microbatches)
     larger = samples % len(counts)
-    parts = _cut_lists(leaves, nesting, dims, counts) if dims.lists else _cut(leaves, nesting, dims, len(counts))
     found: list[Microbatch] = []
     shape = None
-    for m, (leaves_m, nesting_m) in enumerate(parts):
+    for m, (leaves_m, nesting_m) in enumerate(_cut(leaves, nesting, dims, counts)):
         if m in (0, larger):
             shape = Shape(tuple(map(_shape_and_dtype, leaves_m)), nesting_m, dims, counts[m])
         elif dims.lists:  # samples in a list may have different shapes
@@ -232,31 +218,21 @@ def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, few
     return found
 
 
-def _cut(leaves: list[Any], nesting: BatchNesting, dims: BatchDims, count: int) -> list[tuple[Any, BatchNesting]]:
-    pieces = []
-    for leaf, dim in zip(leaves, _dims_of_leaves(nesting, dims), strict=True):
-        if dim is None:
-            pieces.append((leaf,) * count)
-        else:
-            parts = torch.tensor_split(leaf, count, dim)
-            pieces.append(parts if dim == 0 else tuple(part.contiguous() for part in parts))
-    return [(part, nesting) for part in zip(*pieces, strict=True)]
-
-
-def _cut_lists(
+def _cut(
     leaves: list[Any], nesting: BatchNesting, dims: BatchDims, counts: list[int]
-) -> list[tuple[Any, BatchNesting]]:
-    found, start = [], 0
+) -> Iterator[tuple[list[Any], BatchNesting]]:
+    """The leaves and the nesting of microbatches with these numbers of samples."""
+    start = 0
     for count in counts:
-        end = start + count
-        part, nested = with_lists(leaves, nesting, dims.lists, lambda all_of, a=start, b=end: all_of[a:b])  # type: ignore[misc]
-        for place, (leaf, dim) in enumerate(zip(part, _dims_of_leaves(nested, dims), strict=True)):
+        part, nested, end = list(leaves), nesting, start + count
+        if dims.lists:
+            part, nested = with_lists(leaves, nesting, dims.lists, lambda all_of, a=start, b=end: all_of[a:b])  # type: ignore[misc]
+        for place, dim in enumerate(_dims_of_leaves(nested, dims)):
             if dim is not None:
-                part[place] = leaf.narrow(dim, start, count)
-                part[place] = part[place] if dim == 0 else part[place].contiguous()
-        found.append((part, nested))
+                rows = part[place].narrow(dim, start, count)
+                part[place] = rows if dim == 0 else rows.contiguous()
+        yield part, nested
         start = end
-    return found
 
 
 @lru_cache(maxsize=256)

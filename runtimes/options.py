@@ -79,42 +79,6 @@ def mesh_from_torch(found: DeviceMesh) -> MeshRequest:
     return plain(Mesh(replicas.shape[1], replicas.shape[0], tuple(map(tuple, replicas.tolist()))))
 
 
-def _microbatches(given: Any) -> int | None:
-    return None if given is None else whole_number("microbatches", given, 1)
-
-
-@frozen
-class DeviceOptions:
-    """The torch device of each device of the pipeline.
-
-    Args:
-        names: their names; None for the model's device, or for one GPU each if threads use GPUs.
-        share: whether several devices may share a torch device.
-
-    Attributes:
-        named: the devices of these names; None without names, and for one GPU each.
-    """
-
-    names: Names | None = None
-    share: bool = False
-    named: tuple[torch.device, ...] | None = field(init=False)
-
-    @named.default
-    def _parsed(self) -> tuple[torch.device, ...] | None:
-        return None if self.names is None else parse_devices(self.names)
-
-    @property
-    def given(self) -> bool:
-        """Whether the user gave names."""
-        return self.names is not None
-
-    def type_with(self, model: torch.device) -> str:
-        """``"cpu"`` or ``"cuda"``, for a model that is on this device."""
-        if not self.given:
-            return model.type
-        return "cuda" if self.named is None else self.named[0].type
-
-
 @frozen(kw_only=True)
 class PipelineOptions:
     """All arguments but model, step and example batch; ``panpipe.pipeline`` documents them.
@@ -123,12 +87,17 @@ class PipelineOptions:
         training: optimizers, and what happens in an update in addition to their steps.
         planning: how an automatic plan is searched, and the memory of the devices.
         run: how the pipeline starts and runs.
+        devices: names of the torch device of each device of the pipeline; None for the model's device, or for one GPU
+            each if threads use GPUs.
         microbatches: number of microbatches of a batch; None for that of the plan, or ``MICROBATCHES``.
         plan: the plan; None for an automatic one.
         mesh: pipeline × data; None for one pipeline over the ranks there are, or two threads.
         backend: the transport; ``"simulator"`` for simulated devices; None for the usual one.
         batch_dims: the dimension of each tensor that has the samples; 0 where it is not given.
         dynamic: the dimensions that vary between batches.
+
+    Attributes:
+        named: the devices of these names; None without names, and for one GPU each.
 
     Raises:
         RequestError: an argument is invalid, or two of them contradict each other.
@@ -137,13 +106,20 @@ class PipelineOptions:
     training: Training
     planning: PlanningOptions
     run: Run = field(factory=Run)
-    devices: DeviceOptions = DeviceOptions()
-    _microbatches: int | None = field(default=None, converter=_microbatches)
+    devices: Names | None = None
+    _microbatches: int | None = field(
+        default=None, converter=lambda given: None if given is None else whole_number("microbatches", given, 1)
+    )
     plan: Plan | None = None
     mesh: MeshRequest = field(default=None, converter=given_mesh)
     backend: str | BackendKind | None = None
     batch_dims: Any = FIND
     dynamic: Any = None
+    named: tuple[torch.device, ...] | None = field(init=False)
+
+    @named.default
+    def _parsed(self) -> tuple[torch.device, ...] | None:
+        return None if self.devices is None else parse_devices(self.devices)
 
     def __attrs_post_init__(self) -> None:
         planning, shard, compiler = self.planning, self.memory.shard, self.run.compiler
@@ -229,7 +205,9 @@ class PipelineOptions:
             RequestError: it cannot.
         """
         self.training.check(model)
-        device_type = self.devices.type_with(compute_device([*model.parameters(), *model.buffers()]))
+        device_type = compute_device([*model.parameters(), *model.buffers()]).type
+        if self.devices is not None:
+            device_type = "cuda" if self.named is None else self.named[0].type
         if self.simulated and device_type != "cpu":
             raise RequestError(
                 f"backend 'simulator' runs stages on the CPU, but the model would be on {device_type}: use cpu"

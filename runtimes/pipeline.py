@@ -18,7 +18,6 @@ from .metrics import Metrics
 from .planning.contest import Contest
 from .session import Session
 from .training.evaluation import ForwardFunction
-from .update.update import Ending
 
 _INSTEAD = {
     **dict.fromkeys(["train", "eval", "parameters", "named_parameters"], ": call it on the model"),
@@ -95,7 +94,7 @@ class Pipeline:
             WorkerError: a worker stopped.
         """
         refuse_no_bool(update=update)
-        return self._session.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))
+        return self._session.train(batch, StepOptions(update))
 
     @without_own_frames
     def replan(self) -> bool:
@@ -140,11 +139,10 @@ class Pipeline:
         trainer = self._trainer
         if evaluate:
             done = trainer.evaluate(batch, ForwardFunction(trainer.step), trace=True)
-            assert done.loss is not None
-            return done.loss, trainer.gathered_trace(done)
-        self._session.prepare()
-        loss, trained = trainer.train(batch, StepOptions(Ending.STEP, trace=True, watch=True))
-        return loss, trainer.gathered_trace(trained)
+        else:
+            self._session.prepare()
+            done = trainer.train(batch, StepOptions(trace=True))
+        return done.loss, trainer.gathered_trace(done)
 
     @without_own_frames
     def evaluate(self, batch: Any, *, step: StepFunction | None = None) -> Tensor:
@@ -168,9 +166,7 @@ class Pipeline:
             RequestError: the batch does not fit the plan, or ranks are in different modes.
             WorkerError: a worker stopped.
         """
-        done = self._trainer.evaluate(batch, ForwardFunction(step or self._trainer.step))
-        assert done.loss is not None
-        return done.loss
+        return self._trainer.evaluate(batch, ForwardFunction(step or self._trainer.step)).loss
 
     @without_own_frames
     def forward(self, batch: Any, function: StepFunction, *, everywhere: bool = True) -> Any:
@@ -197,7 +193,7 @@ class Pipeline:
         if not callable(function):
             raise RequestError(f"function is {function!r}: give a function of model and batch that returns tensors")
         refuse_no_bool(everywhere=everywhere)
-        return self._trainer.evaluate(batch, ForwardFunction(function, True, everywhere)).rows
+        return self._trainer.evaluate(batch, ForwardFunction(function, True, everywhere)).rows()
 
     @without_own_frames
     def save(self, folder: str | Path, *, frozen: bool = True) -> None:

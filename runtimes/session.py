@@ -33,6 +33,8 @@ class Session:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.model = trainer, trainer.whole_model
+        optimizer = trainer.training.optimizer
+        self._given = optimizer if isinstance(optimizer, GivenOptimizer) else None
         self.checkpoints = Checkpoints(
             trainer.stages, trainer.state, trainer.averages, trainer.training.scaler, trainer.team
         )
@@ -51,8 +53,8 @@ class Session:
     @property
     def metrics(self) -> Metrics:
         """The numbers of the last step."""
-        given, state = self.trainer.training.optimizer, self.trainer.state
-        known = given.learning_rates if isinstance(given, GivenOptimizer) else None
+        given, state = self._given, self.trainer.state
+        known = None if given is None else given.learning_rates
         rates = LazyValue(self.trainer.learning_rates if known is None else lambda: known)
         return Metrics(state.metrics, state.steps, state.updates, state.skipped, state.norm, rates)
 
@@ -91,16 +93,15 @@ class Session:
 
     def _refer_to_parameters(self) -> None:
         """Let an optimizer over the model refer to the parameters that it has after a move of stages."""
-        given = self.trainer.training.optimizer
-        if isinstance(given, GivenOptimizer):
-            given.follow_model()
+        if self._given is not None:
+            self._given.follow_model()
 
     def train(self, batch: Any, options: StepOptions) -> Tensor:
         """Train on one batch, by the plan whose turn it is; see `Pipeline.step`."""
         self.prepare()
         if self.changes.trains is not None:
             return self.changes.trains(batch, options)
-        return self.trainer.train(batch, options)[0]
+        return self.trainer.train(batch, options).loss
 
     def prepare(self) -> None:
         """Before a step: raise the failure of a checkpoint that was written in the background; follow the optimizer."""
@@ -111,15 +112,13 @@ class Session:
 
     def follow_optimizer(self) -> None:
         """Use the options that the user's schedulers wrote into an optimizer over the model."""
-        given = self.trainer.training.optimizer
-        if isinstance(given, GivenOptimizer):
-            given.copy_options(self._stage_optimizers())
+        if self._given is not None:
+            self._given.copy_options(self._stage_optimizers())
 
     def lead_optimizer(self) -> None:
         """Write the options of a checkpoint, which the stages have, into an optimizer over the model."""
-        given = self.trainer.training.optimizer
-        if isinstance(given, GivenOptimizer):
-            given.take_options(self._stage_optimizers())
+        if self._given is not None:
+            self._given.take_options(self._stage_optimizers())
 
     def _stage_optimizers(self) -> list[Optimizer]:
         return [each.optimizer for each in self.trainer.stages.states.values() if each.optimizer is not None]

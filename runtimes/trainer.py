@@ -9,7 +9,7 @@ batch ──▶ cut ──▶ microbatches ──▶ agreed by all ranks: Batch 
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ from .batch.batch_agreement import NOT_UPDATED
 from .batch.example import Example, ModuleModes
 from .devices.compute import ComputeQueue
 from .engine.prepared import WEIGHT, Prepared
-from .engine.results import Batch, BatchResult, weight_of
-from .engine.step_data import StepInputs, StepOptions, StepRecord
+from .engine.results import Batch, weight_of
+from .engine.step_data import StepInputs, StepOptions
 from .engine.tracing import measured_trace
 from .engine.workers import Clock
 from .launch.team import Team
@@ -38,16 +38,15 @@ from .microbatches import BatchCutter, WrittenBatches, naming_difference
 from .monitor.monitors import Monitor
 from .offload.tier import OffloadTier
 from .programs.stage_compiler import ProgramOptions
-from .training.averages import Averages, visit_parameters
+from .training.averages import Averages
 from .training.evaluation import ForwardFunction
-from .training.monitoring import UpdateNumbers
 from .training.plan_setup import PlanSetup, set_up_plan
 from .training.state import Accumulated, KeptGradients, PipelineState
 from .training.step_checks import StepChecks
 from .update.optimizers import stage_optimizer, stage_scheduler
 from .update.replica_values import broadcast_from_first, sum_over_replicas
 from .update.training import Training
-from .update.update import Ending, Update
+from .update.update import Update
 from .weights.saving import save_checkpoint
 
 
@@ -73,6 +72,7 @@ class Trainer:
         offloads: device of this process → its copies of saved tensors to the host.
         state: what is kept between two steps.
         closed: whether it was closed.
+        set_up_plan: creates the parts for a plan; nothing is changed.
     """
 
     def __init__(
@@ -96,21 +96,15 @@ class Trainer:
         self._cutter = BatchCutter(example.shape, plan.microbatches)
         places = example.operators.step.batch_writes
         self._written = WrittenBatches({example.shape.nesting.names[place]: line for place, line in places.items()})
-        self._on_devices = partial(
+        self.set_up_plan = partial(
             set_up_plan, team=team, training=training, state=self.state, follow_model=self._follow_model, clock=clock,
             offload=offload,
         )  # fmt: skip
-        self.adopt(self._on_devices(example, plan, programs=programs or ProgramOptions()))
-        self._scaler = training.scaler if training.scaler is not None and training.scaler.is_enabled() else None
+        self.adopt(self.set_up_plan(example, plan, programs=programs or ProgramOptions()))
         self._loss_scale = training.loss_scale()
-        self.checks = StepChecks(training, monitors, self.stages, self.queues, self._scaler is not None, self.state)
+        self.checks = StepChecks(training, monitors, self.stages, self._loss_scale is not None, self.state)
         self._modes = ModuleModes(self.whole_model)
-        whole = lambda: self.stages.whole_parameters()  # noqa: E731,PLW0108 - another plan has other stages
-        self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed, whole)
-
-    def set_up_plan(self, example: Example, plan: Plan, programs: ProgramOptions) -> PlanSetup:
-        """The parts that depend on the plan, for another plan; nothing is changed."""
-        return self._on_devices(example, plan, programs=programs)
+        self.averages = Averages(self.stages, self.save, self.refuse_closed)
 
     def adopt(self, parts: PlanSetup) -> None:
         """Train by the plan of these parts from now on."""
@@ -131,14 +125,14 @@ class Trainer:
         for each in self.offloads.values():
             each.close()
         self.adopt(parts)
-        self.checks.follow(parts.stages, self.queues)
+        self.checks.follow(parts.stages)
         self.state.accumulated = None
 
-    def train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
+    def train(self, batch: Any, options: StepOptions) -> Batch:
         """Run one step, and count it.
 
         Returns:
-            The loss over all replicas, and the result of the batch.
+            The batch, with the loss over all replicas.
 
         Raises:
             NonFiniteError: the loss or the global norm is not finite, and ``on_nonfinite`` is ``"raise"``.
@@ -146,45 +140,42 @@ class Trainer:
                 cleared.
             WorkerError: a worker stopped.
         """
-        with self.team.inside(f"step {self.state.steps + 1}"):
-            return self._train(batch, options)
-
-    def _train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
         start, state = time.perf_counter(), self.state
-        self.refuse_closed()
-        self.team.tensors.follow()
-        set_process(self.team.rank_here, self.stages.states, state.steps + 1)
-        self.averages.refuse_applied("train")
-        self.stages.refuse_whole("train")
-        refuse_training_here()
-        self._modes.refuse_other_mode()
-        self.stages.ensure_equal_values()
-        self.stages.tied.follow()
-        pieces = self._cutter.cut(batch)
-        self._written.add(batch)
-        ready = Batch(self.prepared, pieces, self.plan.microbatches, self.team, self.queues)
-        if ready.remark is not None and state.steps and self.team.first:
-            warn_caller(ready.remark)
-        self._clamp(ready)
-        scale = None if self._scaler is None else float(self._scaler.get_scale())
-        with naming_difference(self._shape, pieces):
-            done = self._run(ready, self.checks.options(options))
-        self.checks.check_last()  # of the step before: meanwhile the device has this one to run
-        assert done.loss is not None
-        self.stages.tied.note()
-        self.team.tensors.publish_gradients()
-        state.steps, state.visits, state.metrics = state.steps + 1, 0, done.metrics
-        updates = options.ending is Ending.STEP
-        if updates and not state.skipped:
-            state.updates += 1
-            self.averages.update()
-        numbers = UpdateNumbers(state.steps, updates, state.skipped, state.norm, scale)
-        self.checks.check(ready, done, options.ending, self._outcome(options.ending), self._update, numbers, start)
-        return done.loss, done
+        with self.team.inside(f"step {state.steps + 1}"):
+            self.refuse_closed()
+            self.team.tensors.follow()
+            set_process(self.team.rank_here, self.stages.states, state.steps + 1)
+            self.averages.refuse_applied("train")
+            self.stages.refuse_whole("train")
+            refuse_training_here()
+            self._modes.refuse_other_mode()
+            self.stages.ensure_equal_values()
+            self.stages.tied.follow()
+            pieces = self._cutter.cut(batch)
+            self._written.add(batch)
+            ready = Batch(self.prepared, pieces, self.plan.microbatches, self.team, self.queues)
+            if ready.remark is not None and state.steps and self.team.first:
+                warn_caller(ready.remark)
+            self.stages.clamp(ready.captured)
+            with naming_difference(self._shape, pieces):
+                scale = self._run(ready, self.checks.options(options))
+            self.checks.check_last()  # of the step before: meanwhile the device has this one to run
+            self.stages.tied.note()
+            self.team.tensors.publish_gradients()
+            state.steps, state.visits, state.metrics = state.steps + 1, 0, ready.metrics()
+            if options.update and not state.skipped:
+                state.updates += 1
+                self.averages.update()
+            self.checks.check(ready, options.update, self._outcome(options.update), self._update, scale, start)
+        return ready
 
-    def _run(self, batch: Batch, options: StepOptions) -> BatchResult:
-        """Run a batch on the devices, with its update or the accumulation of its gradients."""
-        state, team, prepared, ending = self.state, self.team, batch.prepared, options.ending
+    def _run(self, batch: Batch, options: StepOptions) -> float | None:
+        """Run a batch on the devices, with its update or the accumulation of its gradients.
+
+        Returns:
+            The factor of its loss; None without loss scaling.
+        """
+        state, team, prepared = self.state, self.team, batch.prepared
         if state.accumulated is not None and state.accumulated.kept is not None:
             try:
                 state.accumulated.kept.refuse_cleared()
@@ -198,7 +189,7 @@ class Trainer:
 
         def before_update(device: int) -> None:
             executor = self.workers.executor(device)
-            if ending is not Ending.KEEP:
+            if options.update:
                 divisor, scales, refused = self._divisor(batch, device, before, size)
                 executor.finish_reductions()
                 if needs_finite and not (batch.loss_is_finite(device) and before.finite):
@@ -212,32 +203,31 @@ class Trainer:
 
         inputs = self._inputs(batch, size, before.scale)
         try:
-            done = self.workers.run(batch, inputs, options, self._outcome(ending), before_update, after)
+            self.workers.run(batch, inputs, options, self._outcome(options.update), before_update, after)
         except BaseException:
             state.accumulated = None
             raise
-        assert done.loss is not None
-        finite = before.finite and (not needs_finite or bool(torch.isfinite(done.loss)))
+        finite = before.finite and (not needs_finite or bool(torch.isfinite(batch.loss)))
         state.accumulated = None
-        if ending is Ending.KEEP:
-            here = math.fsum(row[WEIGHT] for row in batch.own) if counted else size
-            kept = KeptGradients(self.stages.states)
-            state.accumulated = Accumulated(before.samples, before.divisor + here, before.scale, finite, kept)
-        elif ending is Ending.STEP:
+        if options.update:
             update = self._update
             state.norm, state.skipped = update.norm, not finite or update.overflow
             if self._loss_scale is not None:
                 self._loss_scale.update(update.overflow)
-        return done
+        else:
+            here = math.fsum(row[WEIGHT] for row in batch.own) if counted else size
+            kept = KeptGradients(self.stages.states)
+            state.accumulated = Accumulated(before.samples, before.divisor + here, before.scale, finite, kept)
+        return before.scale
 
     @property
     def _update(self) -> Update:
         """The update of the first device of this process."""
         return self.workers.executor(self.team.local[0]).update
 
-    def _outcome(self, ending: Ending) -> str:
+    def _outcome(self, update: bool) -> str:
         """The state of the model after a step that is refused at its end, for the message."""
-        if ending is Ending.STEP and any(queue.runs_ahead for queue in self.queues.values()):
+        if update and any(queue.runs_ahead for queue in self.queues.values()):
             return "updates were made with them: go on from a checkpoint"
         return NOT_UPDATED
 
@@ -307,19 +297,7 @@ class Trainer:
         states = [self.stages.states[stage.index] for stage in self.plan.stages_on(device)]
         return [buffer for state in states for name, buffer in state.buffers.items() if name in written]
 
-    def _clamp(self, ready: Batch) -> None:
-        """Limit the parameters that the step limits; see `CapturedStep.clamps`."""
-        clamps = ready.prepared.compiled[0].operators.step.clamps
-
-        def limit(name: str, parameter: Tensor) -> None:
-            for method, limits in clamps.get(name, ()):
-                getattr(parameter, method)(*limits)
-
-        if clamps:
-            with self.stages.whole_parameters():
-                visit_parameters(self.model, self.stages.states, limit, ())
-
-    def evaluate(self, batch: Any, forwards: ForwardFunction, trace: bool = False) -> BatchResult:
+    def evaluate(self, batch: Any, forwards: ForwardFunction, trace: bool = False) -> Batch:
         """Run a function forward only.
 
         Args:
@@ -327,26 +305,26 @@ class Trainer:
             trace: whether every action is recorded.
         """
         with self.team.inside("forward" if forwards.rows else "evaluate"), self.evaluator.parameters():
-            return self._evaluate(batch, forwards, trace)
-
-    def _evaluate(self, batch: Any, forwards: ForwardFunction, trace: bool) -> BatchResult:
-        self.refuse_closed()
-        self.checks.check_last()
-        self.team.tensors.follow()
-        forwards = evolve(forwards, function=self.team.tensors.step_of(forwards.function))
-        self.stages.ensure_equal_values()
-        self.stages.tied.follow()
-        ready = self.evaluator.batch(forwards, self._cutter.cut(batch, forwards.function))
-        self._clamp(ready)
-        done = self.evaluator.run(ready, trace)
-        if ready.remark is not None and self.team.first:
-            warn_caller(ready.remark)
-        self.state.metrics = done.metrics if done.loss is not None else self.state.metrics
+            self.refuse_closed()
+            self.checks.check_last()
+            self.team.tensors.follow()
+            forwards = evolve(forwards, function=self.team.tensors.step_of(forwards.function))
+            self.stages.ensure_equal_values()
+            self.stages.tied.follow()
+            done = self.evaluator.run(forwards, self._cutter.cut(batch, forwards.function), trace)
+            if done.remark is not None and self.team.first:
+                warn_caller(done.remark)
+            if not forwards.rows:
+                self.state.metrics = done.metrics()
         return done
 
-    def gathered_trace(self, done: BatchResult) -> Trace:
+    def gathered_trace(self, batch: Batch) -> Trace:
         """The trace of all devices for a traced batch; all ranks call this together."""
-        return done.trace or measured_trace(done.plan, self._gather(done.records))
+        if batch.trace is not None:
+            return batch.trace
+        ahead_ns = self.team.clock_offset_ns()  # of the clock of the first process
+        records = self.team.everywhere(lambda device: batch.records[device].earlier(ahead_ns))
+        return measured_trace(batch.prepared.plan, records)
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:
@@ -410,8 +388,3 @@ class Trainer:
         when = f"between steps {steps} and {steps + 1}" if steps else "before the first step"
         if self.stages.follow_model(when):
             self.prepared.forget()
-
-    def _gather(self, records: Mapping[int, StepRecord]) -> list[StepRecord]:
-        """The records of all devices, on the clock of the first process."""
-        ahead_ns = self.team.clock_offset_ns()
-        return self.team.everywhere(lambda device: records[device].earlier(ahead_ns))

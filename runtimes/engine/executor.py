@@ -17,7 +17,7 @@ may index with positions that an earlier stage computes, or with what it compute
 CUDA device of this process.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from threading import Barrier, BrokenBarrierError
 from typing import Any, Protocol
@@ -31,24 +31,40 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...backends.contract import Backend
 from ...core.actions import WORK_KINDS, Action, Kind
 from ...core.capture.graph.storages import StorageMeter
-from ...core.plan.plan import Plan
 from ...core.trace.trace import COMPUTE_QUEUE
 from ..devices.compute import ComputeQueue
 from ..devices.heap import GrowingHeap
 from ..offload.device_offload import DeviceOffload
-from ..programs.stage_run import StageRun
+from ..programs.stage_run import Stages
 from ..update.stage_state import StageState
-from ..update.update import Ending, Update
+from ..update.update import Update
 from ..watch.activity import Activity
 from .instructions.instructions import Binder, Instruction
 from .lowered_plan import LoweredPlan
 from .step_data import Frame, LeafLoader, StepInputs, StepOptions, StepRecord
-from .tied import TiedReduction
 
 _DEFAULT = StepOptions()
 
 MarkedEvent = tuple[Action, str, Any, Any, int]
 """An action, its queue, the marks of its start and end, and the bytes that it moved."""
+
+
+class Graphs(Protocol):
+    """The captured graphs of one device's steps of certain shapes (`step_graphs`).
+
+    Attributes:
+        runs: for each microbatch the stages that replay them, in place of the device's own.
+        instructions: those up to the last compute action, which are captured.
+    """
+
+    runs: Stages
+    instructions: Sequence[Instruction]
+
+    def prepare(self, frame: Frame) -> None:
+        """Capture and select what the next step replays; before its first message."""
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """A context for first runs and captures, which no other device of the same GPU runs at the same time."""
 
 
 @define(eq=False)
@@ -58,32 +74,16 @@ class BoundActions:
     Args:
         forward_only: whether they are of a plan without backwards.
         first_run: whether no step has run them yet.
-        prepare: called before the first message of each step; None for nothing.
     """
 
     compute: Sequence[Instruction]
     update: Sequence[Instruction]
     states: Sequence[StageState]
-    runs: Sequence[Mapping[int, StageRun]]
+    runs: Stages
     reads: Sequence[Sequence[int]]
-    forward_only: bool = False
+    forward_only: bool
+    graphs: Graphs | None
     first_run: bool = True
-    prepare: "Prepare | None" = None
-
-
-Prepare = Callable[[Frame], None]
-
-
-class Wrapping(Protocol):
-    """Puts other stages in the place of a device's own, such as ones that replay captured graphs (`step_graphs`)."""
-
-    def wrap(
-        self, runs: Sequence[Mapping[int, StageRun]]
-    ) -> tuple[Sequence[Mapping[int, StageRun]], Callable[[Sequence[Instruction]], Prepare | None]]:
-        """The stages of each microbatch, and what returns the preparation of a step from their instructions."""
-
-    def alone(self) -> AbstractContextManager[Any]:
-        """A context for first runs and preparations, which no other device of the same GPU runs at the same time."""
 
 
 class Executor:
@@ -94,35 +94,28 @@ class Executor:
         replicas: this device's end of the transport to its replicas; None for one replica.
         offload: copies saved tensors to the host and back; None if the plan has no such copies.
         activity: notes the current action; None to note nothing.
-        wrapping: of the stages of steps with backwards; None for none.
+        graphs: creates the captured graphs of steps with backwards; None to run operators one by one.
     """
 
     def __init__(
         self,
-        plan: Plan,
         backend: Backend,
         queue: ComputeQueue,
-        tied: TiedReduction,
         update: Update,
         replicas: Backend | None = None,
         offload: DeviceOffload | None = None,
         activity: Activity | None = None,
-        wrapping: Wrapping | None = None,
+        graphs: Callable[[Stages], Graphs] | None = None,
     ) -> None:
-        self._wrapping, self._largest = wrapping, {True: -1, False: -1}
-        self._offload, self._activity = offload, activity or Activity()
+        self._graphs, self._offload, self._activity = graphs, offload, activity or Activity()
+        self._largest = {True: -1, False: -1}
         self.device = backend.device
         self.backend = backend
         self._queue = queue
-        self._tied = tied
         self.update = update
-        self._frame = Frame(backend, backend, queue, update, replicas=replicas)
+        self._frame = Frame(backend, queue, update, replicas)
 
-    def bind(
-        self,
-        lowered: LoweredPlan,
-        runs: Sequence[Mapping[int, StageRun]],
-    ) -> BoundActions:
+    def bind(self, lowered: LoweredPlan, runs: Stages) -> BoundActions:
         """Bind a plan's actions to the tensors that they read and write.
 
         Raises:
@@ -130,18 +123,16 @@ class Executor:
                 offloaded saved tensors.
         """
         offload = None if self._offload is None else self._offload.bind(lowered.plan, runs)
-        wrapping, prepare = None if lowered.plan.forward_only else self._wrapping, None
-        if wrapping is not None:
-            runs, preparation_of = wrapping.wrap(runs)
-        found = Binder(lowered, self.device, runs, self._tied, self._frame, offload).instructions
+        graphs = None if lowered.plan.forward_only or self._graphs is None else self._graphs(runs)
+        runs = runs if graphs is None else graphs.runs
+        found = Binder(lowered, self.device, runs, self._frame, offload).instructions
         update = (i for i, one in enumerate(found) if one.action.microbatch is None and one.queue == COMPUTE_QUEUE)
         first = next(update, len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
         states = [run.state for run in runs[0].values()]
-        if wrapping is not None:
-            prepare = preparation_of(found[:first])
-        forward_only = lowered.plan.forward_only
-        return BoundActions(found[:first], found[first:], states, runs, reads, forward_only, prepare=prepare)
+        if graphs is not None:
+            graphs.instructions = found[:first]
+        return BoundActions(found[:first], found[first:], states, runs, reads, lowered.plan.forward_only, graphs)
 
     def run(
         self,
@@ -158,31 +149,28 @@ class Executor:
 
         Args:
             bound: what to run. After a failure it cannot be used again: its messages may be half done.
-            options: how it runs. Watching the saved tensors costs 1 to 4 % of the time of small programs.
             before_update: called once between the last compute action and the first reduction or optimizer step.
             ready: of the devices of this process, which are all prepared before one runs: what runs for the first time
                 may wait for its GPU, which makes captures of other devices there invalid.
         """
         frame, queue, trace = self._frame, self._queue, options.trace
-        record = self._begin(bound, inputs, queue.mark if options.watch else None, options.peaks)
-        frame.traced = trace
+        record = self._begin(bound, inputs, options)
         returns_memory = bound.first_run and queue.device.type == "cpu"
         if returns_memory:
             size = sum(getattr(leaf, "nbytes", 0) for each in inputs.microbatches for leaf in each.leaves)
             returns_memory = size > self._largest[bound.forward_only]
             self._largest[bound.forward_only] = max(self._largest[bound.forward_only], size)
         compute = bound.compute
-        if options.ending is Ending.KEEP:  # replicas sum the gradients once, after the last of several batches
+        if not options.update:  # replicas sum the gradients once, after the last of several batches
             compute = [one for one in compute if one.action.microbatch is not None]
         if returns_memory:
             heap = GrowingHeap()
             compute = [_then_return_memory(one, heap) for one in compute]
-        wrapping = None if bound.forward_only else self._wrapping
-        with nullcontext() if wrapping is None else wrapping.alone():
-            if bound.first_run and (wrapping is not None or self.backend.occupies_device):
+        with nullcontext() if bound.graphs is None else bound.graphs.alone():
+            if bound.first_run and (bound.graphs is not None or self.backend.occupies_device):
                 self._warm_up(bound)
-            if bound.prepare is not None:
-                bound.prepare(frame)
+            if bound.graphs is not None:
+                bound.graphs.prepare(frame)
         if ready is not None:
             with suppress(BrokenBarrierError):  # another device has failed, and its messages have the reason
                 ready.wait()
@@ -190,17 +178,17 @@ class Executor:
         start, events = queue.mark() if trace else None, list[MarkedEvent]()
         with torch.no_grad():
             self._run_in_order(compute, events if trace else None)
-        self._end(bound, record, options.ending, before_update, events if trace else None)
+        self._end(bound, record, options.update, before_update, events if trace else None)
         if trace:
             at = queue.nanoseconds
             record.start_ns, record.end_ns = at(start), at(queue.mark())
             record.events = [(action, where, at(begin), at(end), size) for action, where, begin, end, size in events]
             record.memory = [(at(when), alive) for when, alive in record.memory]
-            record.arrivals = {action: at(mark) for action, mark in frame.arrivals.items()}
-            record.started = {action: at(mark) for action, mark in frame.started.items()}
+            record.arrivals = {action: at(mark) for action, mark in record.arrivals.items()}
+            record.started = {action: at(mark) for action, mark in record.started.items()}
             spans = {action: getattr(handle, "span", None) for action, handle in frame.traced_sends.items()}
             record.spans = {a: (at(span[0]), at(span[1])) for a, span in spans.items() if span is not None}
-            frame.traced_sends = {}
+            frame.traced_sends.clear()
         return record
 
     def _warm_up(self, bound: BoundActions) -> None:
@@ -217,34 +205,25 @@ class Executor:
             for m, run in found.values():
                 leaves = tuple(torch.zeros_like(x) if isinstance(x, Tensor) else x for x in frame.leaves_of(m))
                 try:
-                    run.warm_up(kinds.get(run.index, set()), leaves, frame.keys[m], frame.seeds[m])
+                    run.warm_up(kinds.get(run.index, set()), leaves, frame.inputs.keys[m], frame.seeds[m])
                 except (RuntimeError, IndexError, ValueError, ArithmeticError):
                     # An operator may refuse zeros, such as the inverse of a matrix; it then runs first in the step.
                     continue
                 finally:
                     run.free_shared()  # they may be those of stand-ins
 
-    def _begin(self, bound: BoundActions, inputs: StepInputs, now: Callable[[], Any] | None, peaks: bool) -> StepRecord:
-        """Fill the frame for a step, and return its record.
-
-        Args:
-            now: the time for memory samples; None if the saved tensors are not watched.
-        """
-        frame = self._frame
-        frame.backend, frame.tied_reduced = self.backend, False
+    def _begin(self, bound: BoundActions, inputs: StepInputs, options: StepOptions) -> StepRecord:
+        """Fill the frame for a step, and return its record."""
+        frame, now = self._frame, self._queue.mark
+        frame.backend, frame.traced, frame.tied_reduced = self.backend, options.trace, False
         frame.pending.clear()
-        frame.transport = self.backend
-        frame.loader = LeafLoader(self._queue, inputs.microbatches, bound.reads)
-        frame.keys, frame.weights = inputs.keys, inputs.weights
+        frame.traced_sends.clear()
+        frame.loader, frame.inputs = LeafLoader(self._queue, inputs.microbatches, bound.reads), inputs
         frame.seeds = list(self._queue.upload(inputs.seeds).unbind())
         frame.scale = None if inputs.scale is None else self._queue.upload(inputs.scale)
-        frame.results, frame.arrivals, frame.started, frame.traced_sends = {}, {}, {}, {}
-        frame.store_result = inputs.store_result
-        frame.peaks = {} if peaks else None
-        record = StepRecord(frame.results, peaks=frame.peaks)
-        frame.traced = False
+        frame.record = record = StepRecord(peaks={} if options.peaks else None)
         samples = record.memory  # `run` replaces the list: a tensor freed after the step adds no sample to the record
-        frame.meter = None if now is None else StorageMeter(lambda alive: samples.append((now(), alive)))
+        frame.meter = StorageMeter(lambda alive: samples.append((now(), alive))) if options.trace else None
         for run in bound.runs[0].values():  # of a step that ended early
             run.free_shared()
         for state in bound.states if inputs.clear_gradients else ():
@@ -258,7 +237,7 @@ class Executor:
         self,
         bound: BoundActions,
         record: StepRecord,
-        ending: Ending,
+        update: bool,
         before_update: Callable[[StepRecord], None] | None,
         events: list[MarkedEvent] | None,
     ) -> None:
@@ -267,12 +246,13 @@ class Executor:
             if before_update is not None:
                 self._activity.doing("the end of the step")
                 before_update(record)
-            if ending is not Ending.KEEP:
+            if update:
                 self._run_in_order(bound.update, events)
                 if self.update.has_no_stage:
                     self.update.sync(self.backend)
             self._frame.wait_pending()
             self._frame.loader = None  # the caller may free the batch
+            del self._frame.inputs
             for instruction in bound.compute:
                 if instruction.message is not None:
                     instruction.message.finish_send()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import prod
 
-from attrs import field, frozen
+from attrs import frozen
 
 from ...core.actions import COMPUTE_KINDS, WORK_KINDS, Action, Kind
 from ...core.costs.costs import StageEdge
@@ -46,11 +46,7 @@ class LoweredPlan:
 
     plan: Plan
     lowered: Lowered
-    fences: Sequence[Fences] = field()
-
-    @fences.default
-    def _of_the_plan(self) -> Sequence[Fences]:
-        return find_fences(self.plan, self.lowered)
+    fences: Sequence[Fences]
 
 
 def find_fences(plan: Plan, lowered: Lowered) -> Sequence[Fences]:

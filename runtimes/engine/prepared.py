@@ -329,21 +329,18 @@ class PreparedSteps:
 
     def _stage_runs(self, variant: _Variant, shape: Shape, compiled: Compiled) -> dict[int, StageRun]:
         if shape not in variant.runs:
-            step = compiled.operators.step
             for index, programs in compiled.programs.items():
                 own = self._states[index].buffers
                 for name in programs.inputs.buffers:
                     if name not in own:  # no stage writes it: written buffers are in the states from the start
                         own[name] = self._model.get_buffer(name).to(self._states[index].device)
             plan = self._plan()
-            constants, loss = step.constants, step.outputs.main_result
             variant.runs[shape] = {
                 i: StageRun(
-                    i, programs, compiled.layout, self._states[i], constants, loss, i in plan.memory.recompute,
-                    step.gradients,
-                    offloaded_storages(plan, i, compiled), compiled.runs_python(i), variant.shared[i],
+                    i, compiled, self._states[i], i in plan.memory.recompute, offloaded_storages(plan, i, compiled),
+                    variant.shared[i],
                 )
-                for i, programs in compiled.programs.items()
+                for i in compiled.programs
             }  # fmt: skip
         return variant.runs[shape]
 

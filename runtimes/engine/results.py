@@ -31,15 +31,14 @@ from itertools import accumulate, groupby
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...backends.contract import Handle
 from ...backends.kind import dtype_name
+from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.graph.outputs import RowOutputs
 from ...core.errors import RequestError
-from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
 from ..batch.batch_agreement import BatchAgreement
 from ..batch.losses import mean_loss
@@ -61,30 +60,8 @@ def weight_of(piece: Microbatch, replicas: int) -> float:
     return piece.weight if replicas == 1 else float(piece.samples)
 
 
-@frozen
-class BatchResult:
-    """The result of a batch.
-
-    Args:
-        loss: the mean over the batch, on the first device of this process; None for a function that returns rows.
-        metrics: the means of the other parts of the step's result, read when they are asked for.
-        rows: the return value of such a function; None for a training step.
-        plan: the plan that ran: the pipeline's, or one derived from it for other microbatches.
-        trace: the clock's trace; None for real devices.
-        elements: number of elements of the batch's tensors.
-    """
-
-    loss: Tensor | None
-    metrics: LazyValue[dict[str, float]]
-    rows: Any
-    records: dict[int, StepRecord]
-    plan: Plan
-    trace: Trace | None
-    elements: int
-
-
 class Batch:
-    """A batch that is ready to run once, in training or forward only.
+    """A batch that runs once, in training or forward only, and its results.
 
     Args:
         microbatches: the largest number of microbatches of a replica.
@@ -94,7 +71,10 @@ class Batch:
         prepared: programs and actions for these microbatches.
         agreement: compares this batch between all ranks.
         remark: a line for the user if a shape is new; otherwise None.
+        queues: device of this process → its compute queue.
         joined: the rows of a function; None for a training step.
+        records: after it has run: device of this process → what it did.
+        trace: after it has run, the clock's trace; None for real devices.
 
     Raises:
         RequestError: the step cannot be captured, or the plan cannot run it, or another rank has another batch; or the
@@ -115,7 +95,7 @@ class Batch:
         if team.tensors.divided:  # collectives of tensors of different shapes would hang
             self.agreement.refuse_before_run()
         prepared = self.prepared
-        self._most, self._team, self._queues = microbatches, team, queues
+        self._most, self._team, self.queues = microbatches, team, queues
         self._parts = [
             [weight_of(piece, team.replicas) if part is None else part for part in row]
             for row, piece in zip(prepared.parts, pieces, strict=True)
@@ -126,10 +106,11 @@ class Batch:
             for m, row in enumerate(self._parts)
             if isinstance(part := row[place], Computed)
         ]
+        self.records: Mapping[int, StepRecord] = {}
+        self.trace: Trace | None = None
         self.joined: JoinedRows | None = None
-        if isinstance(prepared.compiled[0].operators.step.outputs, RowOutputs):
-            where = {device: queue.device for device, queue in queues.items()}
-            self.joined = JoinedRows(prepared, pieces, team, where, everywhere)
+        if isinstance(self.captured.outputs, RowOutputs):
+            self.joined = JoinedRows(prepared, pieces, team, everywhere)
         self._tables: dict[int, Tensor] = {}
         self._handles: dict[int, list[Handle]] = {}
         self._numbers: dict[int, Tensor] = {}
@@ -155,7 +136,7 @@ class Batch:
 
     def _table(self, device: int, record: StepRecord) -> Tensor:
         """The numbers that all devices compute, place by place; zeros for those of other devices."""
-        where, parts = self._queues[device].device, list[Tensor]()
+        where, parts = self.queues[device].device, list[Tensor]()
         for (_, source), group in groupby(self._computed, key=lambda entry: (entry[0], entry[2].device)):
             of_one = list(group)  # of one place and device: of the same dtype
             if source == device:
@@ -189,7 +170,7 @@ class Batch:
         self._wait_arrivals(device)
         if self.joined is not None:
             return
-        start_read, first = self._queues[device].start_read, device == self._team.local[0]
+        start_read, first = self.queues[device].start_read, device == self._team.local[0]
         rows = self._numbers[device] = self._device_rows(device)
         if first:
             read_own = start_read(rows)
@@ -208,7 +189,7 @@ class Batch:
 
     def _device_rows(self, device: int) -> Tensor:
         """The numbers of this replica on the device: a row for each microbatch."""
-        queue = self._queues[device]
+        queue = self.queues[device]
         known = torch.tensor([[_known(part) for part in row] for row in self._parts], dtype=torch.float64)
         rows = queue.upload(known)
         if self._computed:
@@ -222,6 +203,11 @@ class Batch:
         self._handles[device] = []  # a handle is waited for once
 
     @property
+    def captured(self) -> CapturedStep:
+        """The step, captured for the first microbatch."""
+        return self.prepared.compiled[0].operators.step
+
+    @property
     def own(self) -> Rows:
         """For each microbatch of this replica loss, weight and metrics; waits for them."""
         return self._own()
@@ -229,20 +215,21 @@ class Batch:
     def loss_is_finite(self, device: int) -> bool:
         """Whether the loss over all replicas is finite. The host waits for the device, and for the other devices."""
         self.collect(device)
-        loss = self.loss(device)
-        return loss is None or bool(self._queues[device].read(torch.isfinite(loss)))
+        return bool(self.queues[device].read(torch.isfinite(self.loss_on(device))))
 
-    def loss(self, device: int | None = None) -> Tensor | None:
+    @property
+    def loss(self) -> Tensor:
+        """The loss on the first device of this process, after the batch of a step has run."""
+        return self.loss_on(self._team.local[0])
+
+    def loss_on(self, device: int) -> Tensor:
         """The mean of the loss over the microbatches of all replicas, in its own dtype, on the device.
 
-        Every device computes it from the same numbers. None for a function that returns rows.
+        Every device computes it from the same numbers.
 
         Args:
-            device: a device of this process that has collected them; by default the first one.
+            device: a device of this process that has collected them.
         """
-        if self.joined is not None:
-            return None
-        device = self._team.local[0] if device is None else device
         if device not in self._losses:
             prepared, numbers = self.prepared, self._numbers[device]
             weights, computed = numbers[:, WEIGHT], prepared.weighted and prepared.weight_dtype is not None
@@ -263,11 +250,15 @@ class Batch:
             return LazyValue(dict)
         return LazyValue(partial(_means_of_metrics, self._rows, self.prepared.metrics))
 
-    def result(self, records: dict[int, StepRecord], trace: Trace | None) -> BatchResult:
-        """The result, after the batch has run."""
-        elements = sum(leaf.numel() for piece in self.pieces for leaf in piece.leaves if isinstance(leaf, Tensor))
-        rows = None if self.joined is None else self.joined.result()
-        return BatchResult(self.loss(), self.metrics(), rows, records, self.prepared.plan, trace, elements)
+    def rows(self) -> Any:
+        """The return value of a function that returns rows, after it has run."""
+        assert self.joined is not None
+        return self.joined.result()
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the batch's tensors."""
+        return sum(leaf.numel() for piece in self.pieces for leaf in piece.leaves if isinstance(leaf, Tensor))
 
 
 def _known(part: Part) -> float:
@@ -299,14 +290,7 @@ class JoinedRows:
         RequestError: the results of two microbatches differ in dtype, or in shape beyond their rows.
     """
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        pieces: Sequence[Microbatch],
-        team: Team,
-        where: Mapping[int, torch.device],
-        everywhere: bool,
-    ) -> None:
+    def __init__(self, prepared: Prepared, pieces: Sequence[Microbatch], team: Team, everywhere: bool) -> None:
         outputs = [_outputs(each) for each in prepared.compiled]
         self._outputs, self._here, self._everywhere = outputs[0], team.local, everywhere
         self._devices = team.size
@@ -328,7 +312,7 @@ class JoinedRows:
             _check_alike([tensor.movedim(dim, 0) for tensor in like], pieces)
             local = next((device for device in devices if device in team.local), team.local[0])
             rest = like[0].movedim(dim, 0).shape[1:]
-            whole = torch.empty((ends[-1], *rest), dtype=like[0].dtype, device=where[local])
+            whole = torch.empty((ends[-1], *rest), dtype=like[0].dtype, device=team.where[local])
             self._whole[number] = whole
             for m, (name, device) in enumerate(zip(names, devices, strict=True)):
                 rows = whole[ends[m] : ends[m + 1]]

@@ -16,12 +16,13 @@ adds to earlier gradients. So there are graphs for either.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import frozen
 from torch import Tensor
 
 from ...backends.contract import ENDED, Backend, Handle
@@ -30,10 +31,9 @@ from ...core.actions import RECV_KINDS, SEND_KINDS, WORK_KINDS, Action
 from ...core.errors import RequestError
 from ..programs.graphs.graph_pool import CudaGraphPool, alone_on, graph_pool
 from ..programs.graphs.graphed_stage import CallKey, Capture, GraphedCall, GraphedStage
-from ..programs.stage_run import StageRun
-from .executor import Prepare
+from ..programs.stage_run import Stages
 from .instructions.instructions import Instruction
-from .step_data import Frame, Message
+from .step_data import Frame, Message, StepRecord
 
 _LOG = logging.getLogger("panpipe.graphs")
 
@@ -50,19 +50,41 @@ class CapturedStep:
     buffers: Sequence[tuple[Message, list[Tensor]]]
 
 
-@define(eq=False)
 class StepGraphs:
     """The graphs of one device for microbatches of certain shapes.
 
+    A device of which one stage has no graphs runs all of its stages without: that stage may read an input at any later
+    time, and graphs reuse memory.
+
     Args:
-        stages: of the device, each once.
+        given: for each microbatch the device's stages by index.
+
+    Attributes:
+        runs: the stages that replay graphs, in their place.
+        stages: each of these once.
+        instructions: those that are captured.
     """
 
-    instructions: Sequence[Instruction]
-    stages: Sequence[GraphedStage]
-    pool: CudaGraphPool
-    _addresses: list[int] = field(factory=list, init=False)
-    _captured: dict[tuple[bool, ...], CapturedStep] = field(factory=dict, init=False)
+    def __init__(self, pool: CudaGraphPool, device: torch.device, given: Stages) -> None:
+        self.pool, self._device = pool, device
+        self.instructions: Sequence[Instruction] = ()
+        self._addresses: list[int] = []
+        self._captured: dict[tuple[bool, ...], CapturedStep] = {}
+        self.runs, graphed = given, dict[int, GraphedStage]()
+        if all(run.has_graphs for own in given for run in own.values()):
+            self.runs = [
+                {index: graphed.setdefault(id(run), GraphedStage(run)) for index, run in own.items()} for own in given
+            ]
+        self.stages = [*graphed.values()]
+
+    @classmethod
+    def on(cls, device: torch.device) -> Callable[[Stages], "StepGraphs"]:
+        """Creates the graphs of a device, which share a new pool."""
+        return partial(cls, graph_pool(device), device)
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """See `Graphs`."""
+        return alone_on(self._device)
 
     def prepare(self, frame: Frame) -> None:
         """Capture what the next step replays, unless it is captured already, and select it.
@@ -75,6 +97,8 @@ class StepGraphs:
         Raises:
             RequestError: a program cannot be captured.
         """
+        if not self.stages:
+            return
         with torch.no_grad():
             addresses = [tensor.data_ptr() for stage in self.stages for tensor in stage.run.fixed]
             if addresses != self._addresses:
@@ -105,10 +129,9 @@ class StepGraphs:
         release_unused([frame.queue.device])  # what the programs used before: the pool takes none of it
         capture, buffers = Capture(self.pool), list[tuple[Message, list[Tensor]]]()
         parameters = [parameter for stage in self.stages for parameter in stage.run.gradient_memory]
-        before = frame.transport, frame.seeds, frame.results, frame.meter, frame.peaks
+        before = frame.backend, frame.seeds, frame.record, frame.meter
         gradients = [parameter.grad for parameter in parameters]
-        frame.transport, frame.seeds, frame.results = _NoTransport(), list(frame.seeds), {}
-        frame.meter = frame.peaks = None
+        frame.backend, frame.seeds, frame.record, frame.meter = _NoTransport(), list(frame.seeds), StepRecord(), None
         for stage in self.stages:
             stage.capture = capture
         try:
@@ -118,7 +141,7 @@ class StepGraphs:
                 if instruction.message is not None:
                     instruction.message.finish_send()
         finally:
-            frame.transport, frame.seeds, frame.results, frame.meter, frame.peaks = before
+            frame.backend, frame.seeds, frame.record, frame.meter = before
             for stage in self.stages:
                 stage.capture = None
                 stage.run.forget()
@@ -149,43 +172,6 @@ class StepGraphs:
                 raise
             except RuntimeError as error:
                 raise _refusal(action, error) from error
-
-
-@frozen
-class GraphWrapping:
-    """Wraps the stages of one device by ones that capture graphs of their actions, and replay them.
-
-    A device of which one stage has no graphs runs all of its stages without: that stage may read an input at any later
-    time, and graphs reuse memory.
-    """
-
-    pool: CudaGraphPool
-    device: torch.device
-
-    @classmethod
-    def on(cls, device: torch.device) -> "GraphWrapping":
-        """With a new pool."""
-        return cls(graph_pool(device), device)
-
-    def wrap(
-        self, runs: Sequence[Mapping[int, StageRun]]
-    ) -> tuple[list[dict[int, StageRun]], Callable[[Sequence[Instruction]], Prepare | None]]:
-        """See `Wrapping`."""
-        if not all(run.has_graphs for own in runs for run in own.values()):
-            return [dict(own) for own in runs], lambda _: None
-        graphed = dict[int, GraphedStage]()
-        replaced: list[dict[int, StageRun]] = [
-            {index: graphed.setdefault(id(run), GraphedStage(run)) for index, run in own.items()} for own in runs
-        ]
-
-        def preparation_of(instructions: Sequence[Instruction]) -> Prepare | None:
-            return StepGraphs(instructions, [*graphed.values()], self.pool).prepare if graphed else None
-
-        return replaced, preparation_of
-
-    def alone(self) -> AbstractContextManager[Any]:
-        """See `Wrapping`."""
-        return alone_on(self.device)
 
 
 def _refusal(action: Action, error: RuntimeError) -> RequestError:

@@ -13,14 +13,14 @@ from ...core.trace.trace import Trace
 from ..devices.compute import compute_queue
 from ..launch.team import Team
 from ..offload.device_offload import DeviceOffload
+from ..programs.stage_run import Stages
 from ..update.stage_state import StageState
 from ..update.training import Training
 from ..update.update import NormParameters, Update
-from .executor import BoundActions, Executor, Wrapping
+from .executor import BoundActions, Executor, Graphs
 from .prepared import Prepared
-from .results import Batch, BatchResult
+from .results import Batch
 from .step_data import StepInputs, StepOptions, StepRecord
-from .tied import TiedReduction
 
 Clock = Callable[[Plan], Trace]
 """The trace of a step of a plan on devices that this machine does not have; a simulator is a clock."""
@@ -31,7 +31,7 @@ class Workers:
 
     Args:
         clock: the times of virtual devices; None for real ones.
-        wrapping: torch device → what wraps the stages there; None for nothing.
+        graphs: torch device → what creates the captured graphs there; None for nothing.
 
     Attributes:
         queues: device of this process → its compute queue.
@@ -42,18 +42,16 @@ class Workers:
         plan: Plan,
         states: Mapping[int, StageState],
         team: Team,
-        where: Mapping[int, torch.device],
         training: Training,
         norm_parameters: NormParameters,
         clock: Clock | None = None,
         offload: Mapping[int, DeviceOffload] | None = None,
-        wrapping: Callable[[torch.device], Wrapping] | None = None,
+        graphs: Callable[[torch.device], Callable[[Stages], Graphs]] | None = None,
     ) -> None:
-        self._wrapping = wrapping
-        self._offload = {} if offload is None else offload
+        self._graphs, self._offload = graphs, {} if offload is None else offload
         self._plan, self._states, self._team, self._clock = plan, states, team, clock
         self._training, self._norm_parameters = training, norm_parameters
-        self.queues = {local: compute_queue(where[local], local) for local in team.local}
+        self.queues = {local: compute_queue(team.where[local], local) for local in team.local}
         self._executors: dict[int, Executor] = {}
         for device, activity in team.activities.items():
             activity.stages = tuple(stage.index for stage in plan.stages_on(device))
@@ -66,10 +64,11 @@ class Workers:
         outcome: str,
         before_update: Callable[[int], None] | None = None,
         after: Callable[[int], None] | None = None,
-    ) -> BatchResult:
+    ) -> None:
         """Run a batch on all devices of this process, each on its own thread if there are several.
 
         Args:
+            batch: its records and its trace are set.
             outcome: the state of the model if the batch is refused at its end, for the message.
             before_update: called on each device between its last compute action and the first reduction or optimizer
                 step, after its results were sent.
@@ -80,25 +79,8 @@ class Workers:
                 (``agreement.waits``), the caller asks later: ``agreement.refuse``.
             WorkerError: a worker stopped.
         """
-        try:
-            records, trace = self._run(batch, inputs, options, before_update, after)
-            if not batch.agreement.waits:
-                batch.agreement.refuse(outcome)
-        except BaseException:
-            batch.forget()  # a failed run leaves messages and saved tensors
-            raise
-        return batch.result(records, trace)
-
-    def _run(
-        self,
-        batch: Batch,
-        inputs: StepInputs,
-        options: StepOptions,
-        before_update: Callable[[int], None] | None,
-        after: Callable[[int], None] | None,
-    ) -> tuple[dict[int, StepRecord], Trace | None]:
         prepared = batch.prepared
-        ready = Barrier(len(self.queues)) if self._wrapping is not None and not prepared.bound else None
+        ready = Barrier(len(self.queues)) if self._graphs is not None and not prepared.bound else None
 
         def work(device: int) -> StepRecord:
             def end(record: StepRecord) -> None:
@@ -120,13 +102,19 @@ class Workers:
             record.results.clear()
             return record
 
-        for queue in self.queues.values():
-            queue.begin(options.trace)
-        with self._team.tensors.communicating():
-            records = self._team.run_local(work)
-        for queue in self.queues.values():
-            queue.end()
-        return records, None if self._clock is None else self._clock(prepared.plan)
+        try:
+            for queue in self.queues.values():
+                queue.begin(options.trace)
+            with self._team.tensors.communicating():
+                batch.records = self._team.run_local(work)
+            for queue in self.queues.values():
+                queue.end()
+            batch.trace = None if self._clock is None else self._clock(prepared.plan)
+            if not batch.agreement.waits:
+                batch.agreement.refuse(outcome)
+        except BaseException:
+            batch.forget()  # a failed run leaves messages and saved tensors
+            raise
 
     def _bound(self, prepared: Prepared, device: int) -> BoundActions:
         """A device's instructions for these microbatches."""
@@ -139,16 +127,15 @@ class Workers:
         """The device's executor, with the transport that is open now."""
         backend = self._team.backend(device)
         if device not in self._executors:
-            reduction = TiedReduction(self._plan, self._states)
             own = {stage.index: self._states[stage.index] for stage in self._plan.stages_on(device)}
             update = Update(
                 self._plan, own, self._norm_parameters, self._training.clip_norm, self.queues[device].device,
                 self._team.replicas_of(device), self._training.needs_finite_loss,
             )  # fmt: skip
             self._executors[device] = Executor(
-                self._plan, backend, self.queues[device], reduction, update, self._team.replicas_of(device),
-                self._offload.get(device), self._team.activities.get(device),
-                None if self._wrapping is None else self._wrapping(self.queues[device].device),
+                backend, self.queues[device], update, self._team.replicas_of(device), self._offload.get(device),
+                self._team.activities.get(device),
+                None if self._graphs is None else self._graphs(self.queues[device].device),
             )  # fmt: skip
         self._executors[device].backend = backend
         return self._executors[device]

@@ -5,15 +5,13 @@ for each step, or what TensorBoard reads.
 import json
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, frozen
 
-from ...core.errors import RequestError, in_a_line
-from ...core.logs import LOGGER
+from ...core.errors import RequestError
 from ...core.plain_data import exchanged
 
 
@@ -124,43 +122,6 @@ def monitors_of(given: Monitor | Sequence[Monitor] | None) -> tuple[Monitor, ...
                 "panpipe.monitors.JsonLines('a.json'), or a list of them"
             )
     return found
-
-
-class Monitors:
-    """Calls the user's monitors.
-
-    A monitor that raises an exception does not change training. The exception is logged once, and again when it is
-    another one; the monitor is called in later steps.
-    """
-
-    def __init__(self, all: Sequence[Monitor]) -> None:
-        self._all = all
-        self._logged: dict[int, str] = {}
-
-    def call(self, report: StepReport) -> None:
-        """Call all monitors with a report."""
-        for place, monitor in enumerate(self._all):
-            self._guarded(place, f"monitor {_name(monitor)} failed in step {report.step}", partial(monitor, report))
-
-    def close(self) -> None:
-        """Close the monitors that have ``close()``."""
-        for place, monitor in enumerate(self._all):
-            close = getattr(monitor, "close", None)
-            if callable(close):
-                self._guarded(place, f"monitor {_name(monitor)} failed when it was closed", close)
-
-    def _guarded(self, place: int, what: str, work: Callable[[], Any]) -> None:
-        try:
-            work()
-        except Exception as failure:
-            reason = in_a_line(failure)
-            if self._logged.get(place) != reason:
-                self._logged[place] = reason
-                LOGGER.error("%s: %s; training goes on, and it is called again", what, reason)
-
-
-def _name(monitor: Monitor) -> str:
-    return getattr(monitor, "__qualname__", None) or type(monitor).__qualname__
 
 
 class JsonLines:

@@ -37,6 +37,13 @@ _CHUNK = 4 << 20
 """Bytes of one call that copies. Between two calls a thread checks whether to stop."""
 
 
+Then = Callable[[], None]
+
+
+def nothing() -> None:
+    """What follows a copy whose storages stay."""
+
+
 class MemoryArena:
     """A block of bytes in the host's memory, which the copy thread of a device on the CPU reads and writes."""
 
@@ -135,13 +142,18 @@ class Part(NamedTuple):
 class ThreadCopy:
     """A copy that a thread runs.
 
+    Args:
+        then: called when compute has waited for it.
+        own: the copy that brought the bytes to the arena, if this one brings them back.
+
     Attributes:
         started_ns, ended_ns: on the clock of the compute queue, once it has ended.
     """
 
     parts: Sequence[Part]
-    outward: bool
+    then: Then
     own: "ThreadCopy | None" = None
+    outward: bool = True
     done: threading.Event = field(factory=threading.Event)
     failure: BaseException | None = None
     started_ns: int = 0
@@ -153,6 +165,11 @@ class ThreadCopy:
         Raises:
             OffloadError: the copy failed.
         """
+        self.finish()
+        self.then()
+
+    def finish(self) -> None:
+        """Wait for the copy alone; errors as of `wait`."""
         self.done.wait()
         if self.failure is not None:
             raise OffloadError(
@@ -190,16 +207,16 @@ class ThreadCopies:
         for thread in self._threads:
             thread.start()
 
-    def out(self, parts: Sequence[Part]) -> ThreadCopy:
-        """Issue a copy from the device into the arena."""
-        copy = ThreadCopy(parts, True)
+    def out(self, parts: Sequence[Part], then: Then = nothing) -> ThreadCopy:
+        """Issue a copy from the device into the arena; ``then`` is called when compute has waited for it."""
+        copy = ThreadCopy(parts, then)
         self._out.put(copy)
         return copy
 
-    def back(self, parts: Sequence[Part], own: "Copy") -> ThreadCopy:
+    def back(self, parts: Sequence[Part], own: "Copy", then: Then = nothing) -> ThreadCopy:
         """Issue a copy from the arena to the device, after the one that brought the bytes there."""
         assert isinstance(own, ThreadCopy)
-        copy = ThreadCopy(parts, False, own)
+        copy = ThreadCopy(parts, then, own, outward=False)
         self._back.put(copy)
         return copy
 
@@ -224,7 +241,7 @@ def _work(jobs: _Jobs, arena: MemoryArena | FileArena, closed: threading.Event) 
             return
         try:
             if copy.own is not None:
-                copy.own.wait()
+                copy.own.finish()
             copy.started_ns = time.perf_counter_ns()
             _move(copy, arena, closed)
         except BaseException as failure:  # the compute thread raises it
@@ -253,10 +270,12 @@ class StreamCopy:
     device: torch.device
     started_ns: Any
     ended_ns: Any
+    then: Then
 
     def wait(self) -> None:
         """Make what compute does from now on wait for the copy."""
         self.streams.wait(self.streams.current(self.device), self.ended_ns)
+        self.then()
 
 
 class StreamCopies:
@@ -276,15 +295,15 @@ class StreamCopies:
         self._out = streams.named(("copies", number), device)
         self._back = streams.named(("copies back", number), device) if separate else self._out
 
-    def out(self, parts: Sequence[Part]) -> StreamCopy:
-        """Issue a copy from the device into the arena."""
-        return self._copy(self._out, [(self._slot(part), part.data) for part in parts])
+    def out(self, parts: Sequence[Part], then: Then = nothing) -> StreamCopy:
+        """Issue a copy from the device into the arena; ``then`` is called when compute has waited for it."""
+        return self._copy(self._out, [(self._slot(part), part.data) for part in parts], then)
 
-    def back(self, parts: Sequence[Part], own: "Copy") -> StreamCopy:
+    def back(self, parts: Sequence[Part], own: "Copy", then: Then = nothing) -> StreamCopy:
         """Issue a copy from the arena to the device, after the one that brought the bytes there."""
         assert isinstance(own, StreamCopy)
         self._streams.wait(self._back, own.ended_ns)
-        return self._copy(self._back, [(part.data, self._slot(part)) for part in parts])
+        return self._copy(self._back, [(part.data, self._slot(part)) for part in parts], then)
 
     def close(self) -> None:
         """Streams are kept."""
@@ -292,7 +311,7 @@ class StreamCopies:
     def _slot(self, part: Part) -> Tensor:
         return self._arena[part.offset : part.offset + part.data.nbytes]
 
-    def _copy(self, stream: Any, pairs: Sequence[tuple[Tensor, Tensor]]) -> StreamCopy:
+    def _copy(self, stream: Any, pairs: Sequence[tuple[Tensor, Tensor]], then: Then) -> StreamCopy:
         streams = self._streams
         # The source is computed, or the target's memory is no longer used, when compute has come this far.
         streams.wait(stream, streams.record(streams.current(self._device)))
@@ -300,7 +319,7 @@ class StreamCopies:
             start = streams.record(stream, timed=True)
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
-        return StreamCopy(streams, self._device, start, streams.record(stream, timed=True))
+        return StreamCopy(streams, self._device, start, streams.record(stream, timed=True), then)
 
 
 Copy = ThreadCopy | StreamCopy

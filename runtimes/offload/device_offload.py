@@ -25,7 +25,7 @@ from ...core.plan.plan import Plan
 from ...core.policies.offload import HostSlots, host_slots
 from ...core.tensor_metadata import storage_of
 from ..devices.available_memory import lockable_bytes
-from ..programs.stage_run import StageRun
+from ..programs.stage_run import StageRun, Stages
 from .copies import Copies, Copy, FileArena, MemoryArena, Part, StreamCopies, ThreadCopies
 from .tier import OffloadTier
 
@@ -149,41 +149,8 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-Stages = Sequence[Mapping[int, StageRun]]
-"""For each microbatch a device's stages by index."""
 Key = tuple[int, int]
 """Stage and microbatch."""
-
-
-@frozen(eq=False)
-class MovingCopy:
-    """A copy that was issued, and what becomes of the storages when compute has waited for it.
-
-    Args:
-        outward: to the host, or back.
-    """
-
-    copy: Copy
-    moved: MovedStorages
-    outward: bool
-
-    @property
-    def started_ns(self) -> Any:
-        """When it started, as a mark of the compute queue's clock."""
-        return self.copy.started_ns
-
-    @property
-    def ended_ns(self) -> Any:
-        """When it ended, likewise."""
-        return self.copy.ended_ns
-
-    def wait(self) -> None:
-        """Make compute wait for the copy; then free the storages, or put them back."""
-        self.copy.wait()
-        if self.outward:
-            self.moved.free()
-        else:
-            self.moved.restore()
 
 
 @define(eq=False)
@@ -199,23 +166,23 @@ class BoundOffload:
     _offload: "DeviceOffload"
     _slots: Mapping[Key, Sequence[int]]
     _staying: set[tuple[int, str]]
-    _away: dict[Key, MovingCopy] = field(factory=dict)
+    _away: dict[Key, tuple[Copy, MovedStorages]] = field(factory=dict)
 
-    def out(self, run: StageRun, microbatch: int) -> MovingCopy:
-        """Issue the copy of a microbatch's storages to the host."""
+    def out(self, run: StageRun, microbatch: int) -> tuple[Copy, MovedStorages]:
+        """Issue the copy of a microbatch's storages to the host; they are freed when compute has waited for it."""
         moved = MovedStorages.take(run.saved(microbatch), run.offloaded, run.persistent)
         if moved.staying:
             self._warn_of_staying(run, moved)
-        copy = self._offload.copies.out(self._parts(run, microbatch, moved))
-        self._away[run.index, microbatch] = issued = MovingCopy(copy, moved, True)
+        copy = self._offload.copies.out(self._parts(run, microbatch, moved), moved.free)
+        self._away[run.index, microbatch] = issued = copy, moved
         return issued
 
-    def back(self, run: StageRun, microbatch: int) -> MovingCopy:
-        """Allocate the storages of a microbatch again, and issue their copy from the host."""
-        own = self._away.pop((run.index, microbatch))
-        own.moved.allocate()
-        copy = self._offload.copies.back(self._parts(run, microbatch, own.moved), own.copy)
-        return MovingCopy(copy, own.moved, False)
+    def back(self, run: StageRun, microbatch: int) -> tuple[Copy, MovedStorages]:
+        """Allocate the storages of a microbatch again, and issue their copy from the host; they take the places of the
+        saved tensors when compute has waited for it."""
+        own, moved = self._away.pop((run.index, microbatch))
+        moved.allocate()
+        return self._offload.copies.back(self._parts(run, microbatch, moved), own, moved.restore), moved
 
     def _parts(self, run: StageRun, microbatch: int, moved: MovedStorages) -> list[Part]:
         offsets = self._slots[run.index, microbatch]

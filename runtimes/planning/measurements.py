@@ -179,7 +179,8 @@ class Measurements:
         # Compiled here and not in each thread: all threads share the cache `known`.
         compiled, failure = None, None
         try:
-            compiled = compile_stages(self.operators, stages, mine, where, self.programs.compiler, self.programs.known)
+            compiler = self.programs.compiler and self.programs.compiler.programs
+            compiled = compile_stages(self.operators, stages, mine, where, compiler, self.programs.known)
         except RequestError as error:
             failure = error
         self.team.agree(failure)

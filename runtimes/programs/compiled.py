@@ -1,8 +1,7 @@
 """The programs of some stages of a plan, for one shape of microbatch."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import torch
 from attrs import evolve, field, frozen
@@ -60,11 +59,8 @@ Programs = dict[tuple[tuple[tuple[str, ...], ...], int, torch.device | None, boo
 """Programs of one captured step by (operators of every stage, index, device, whether sizes are symbols)."""
 
 
-class ProgramCompiler(Protocol):
-    """Compiles the programs of stages."""
-
-    def programs(self, stage: StageGraph, index: int, /) -> StagePrograms:
-        """The compiled programs of a stage, from its graph and its number."""
+ProgramCompiler = Callable[[StageGraph, int], StagePrograms]
+"""Derives the compiled programs of a stage, from its graph and its number."""
 
 
 def compile_stages(
@@ -104,5 +100,5 @@ def compile_stages(
     for i, key in keys.items():
         if key not in programs:
             graph = stage_graph(operators, stages, i, devices.get(i))
-            programs[key] = stage_programs(graph) if compiler is None else compiler.programs(graph, i)
+            programs[key] = stage_programs(graph) if compiler is None else compiler(graph, i)
     return Compiled(operators, stages, layout, {i: programs[key] for i, key in keys.items()})

@@ -6,7 +6,7 @@ without compilation, and a warning reports it. Those programs of a stage are com
 compiled if it is called nevertheless.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from ...core.plan.plan import Plan
 from ...core.tensor_metadata import storage_of
 from ..launch.progress import Report, silent
 from ..watch.activity import HERE
-from .compiled import Programs
+from .compiled import ProgramCompiler, Programs
 from .compiler_choice import Boxed, CompilerChoice
 
 
@@ -228,34 +228,20 @@ def _guarded(compiled: Call, plain: Call, name: str) -> Call:
     return call
 
 
-@frozen
-class PlannedCompiler:
-    """Compiles what a plan runs.
+def planned_compiler(compiler: StageCompiler | None, *plans: Plan) -> ProgramCompiler | None:
+    """Compiles what some plans of the same stages run; None without compilation."""
+    if compiler is None:
+        return None
+    kinds: dict[int, set[Kind]] = {}
+    for actions in (actions for plan in plans for actions in plan.device_actions):
+        for action in actions:
+            kinds.setdefault(action.stage, set()).add(action.kind)
 
-    Args:
-        kinds: stage → the kinds of its actions.
-        recompute: the stages that recompute their forward.
-    """
+    def programs(stage: StageGraph, index: int) -> StagePrograms:
+        own, again = kinds.get(index, ()), index in plans[0].memory.recompute
+        return compiler.programs(stage, index, lambda found: programs_run(found, own, again))
 
-    compiler: StageCompiler
-    kinds: Mapping[int, Collection[Kind]]
-    recompute: Collection[int]
-
-    @classmethod
-    def of(cls, compiler: StageCompiler | None, *plans: Plan) -> "PlannedCompiler | None":
-        """The compiler of the programs that some plans of the same stages run; None without compilation."""
-        if compiler is None:
-            return None
-        kinds: dict[int, set[Kind]] = {}
-        for actions in (actions for plan in plans for actions in plan.device_actions):
-            for action in actions:
-                kinds.setdefault(action.stage, set()).add(action.kind)
-        return cls(compiler, kinds, plans[0].memory.recompute)
-
-    def programs(self, stage: StageGraph, index: int) -> StagePrograms:
-        """The compiled programs of a stage; warns of what does not compile."""
-        kinds, again = self.kinds.get(index, ()), index in self.recompute
-        return self.compiler.programs(stage, index, lambda found: programs_run(found, kinds, again))
+    return programs
 
 
 def programs_run(programs: StagePrograms, kinds: Collection[Kind], again: bool) -> list[Program]:

@@ -4,7 +4,7 @@ The first F of a step also computes what all microbatches of the stage read and 
 (``core/capture/programs/shared_program``); these tensors are freed after the stage's last action.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from ...core.actions import Kind
 from ...core.capture.graph.storages import storage_sizes
 from ...core.capture.programs.generated_code import no_sink
 from ...core.capture.programs.shared_program import Shared
-from ...core.capture.programs.stage_programs import SavedStorage, StagePrograms
+from ...core.capture.programs.stage_programs import SavedStorage
 from ..update.stage_state import StageState
 from .bound_backward import BoundBackward, zeros
-from .compiled import Layout
+from .compiled import Compiled, Layout
 
 
 @define(eq=False)
@@ -69,15 +69,12 @@ class StageRun:
     of the recomputation until then.
 
     Args:
-        constants: values of the captured constants, by placeholder.
-        loss: name of the loss's node.
         recompute: whether saved tensors are recomputed before the backward instead of kept.
-        gradients: whether a backward follows; otherwise nothing is held.
         offloaded: the storages of the saved tensors that are offloaded.
-        runs_python: whether it runs a part of the step that stays Python.
         shared: the shared tensors of the stage's runs for all shapes; by default of this one alone.
 
     Attributes:
+        runs_python: whether it runs a part of the step that stays Python.
         boundary: the tensors that F reads from earlier stages, in order.
         outputs: the tensors that F returns for later stages, in order.
         results: names of the parts of the step's result that F returns, in order.
@@ -93,34 +90,30 @@ class StageRun:
     def __init__(
         self,
         index: int,
-        programs: StagePrograms,
-        layout: Layout,
+        compiled: Compiled,
         state: StageState,
-        constants: dict[str, Tensor],
-        loss: str,
         recompute: bool = False,
-        gradients: bool = True,
         offloaded: Sequence[SavedStorage] = (),
-        runs_python: bool = False,
         shared: SharedTensors | None = None,
     ) -> None:
         self._shared = shared or SharedTensors()
-        self.offloaded, self.runs_python = offloaded, runs_python
-        inputs = programs.inputs
+        self.offloaded, self.runs_python = offloaded, compiled.runs_python(index)
+        programs, step = compiled.programs[index], compiled.operators.step
+        inputs, loss = programs.inputs, step.outputs.main_result
         self.index, self.programs, self.state = index, programs, state
         self.boundary, self.outputs, self.results = inputs.boundary, programs.outputs, programs.results
         self.batch = inputs.batch
-        self._link(layout)
+        self._link(compiled.layout)
         self._device = state.device
         self._static: list[Any] = [
             *(state.parameters[name] for name in inputs.parameters),
             *(state.buffers[name] for name in inputs.buffers),
-            *(constant_on(constants[name], state.device) for name in inputs.constants),
+            *(constant_on(step.constants[name], state.device) for name in inputs.constants),
         ]
         self._boundary_count = len(inputs.boundary)
         self._random = inputs.random
         self._forward = programs.forward_alone if recompute else programs.forward
-        self._saves = gradients and not recompute
+        self._saves = step.gradients and not recompute
         self._recompute = programs.recompute if recompute else None
         self._inputs: dict[int, list[Tensor]] = {}
         position_of_loss = len(programs.outputs) + programs.results.index(loss) if loss in programs.results else None
@@ -384,6 +377,10 @@ class StageRun:
         for held in (self._saved, self._inputs, self._created):
             held.clear()
         self.free_shared()
+
+
+Stages = Sequence[Mapping[int, StageRun]]
+"""For each microbatch a device's stages by index."""
 
 
 def constant_on(value: Any, device: torch.device) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.state_parts import Parts
 from ..launch.team import Team
-from ..training.averages import held_here
+from ..training.ownership import held_here
 from ..weights.sources import Weights
 
 HELD = "held"

@@ -22,7 +22,6 @@ from ..devices.compute import finished_s
 from ..engine.step_data import StepOptions
 from ..planning.contest import Candidate, Contest, Turn, arrangement
 from ..trainer import Trainer
-from ..update.update import Ending
 from .replanner import Replanner
 
 WINDOW = 12
@@ -60,14 +59,14 @@ class TimedSteps:
         trainer = self._trainer
         varying = trainer.prepared.shapes.varying
         start, captured_s = time.perf_counter(), varying.capture_s
-        loss, done = trainer.train(batch, options)
+        done = trainer.train(batch, options)
         ended = max(finished_s(queue.device) for queue in trainer.queues.values())
         self._seconds, self._size = self._seconds + ended - start, self._size + done.elements
         self._capture_s += varying.capture_s - captured_s
-        if options.ending is Ending.STEP:
+        if options.update:
             self.turns.append(Turn(self._seconds, 0 if self._capture_s else self._size, self._capture_s))
             self._seconds = 0.0
-        return loss
+        return done.loss
 
     def agreed(self) -> list[Turn]:
         """The steps since the last call; the longest time of all ranks counts. All ranks call this together."""

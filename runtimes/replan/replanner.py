@@ -196,7 +196,7 @@ class Replanner:
             trainer.stages.load(MovedWeights(moved.section(HELD)), before.initial)
         with trainer.stages.whole_parameters():
             averages.follow(
-                trainer.stages.states, [moved.section(f"ema.{number}.tensors") for number in range(len(averages.all))]
+                trainer.stages, [moved.section(f"ema.{number}.tensors") for number in range(len(averages.all))]
             )
             checkpoints.follow(trainer.stages)
             found = checkpoints.whole_state()
@@ -210,7 +210,7 @@ class Replanner:
         parts, failure = None, None
         try:
             validate(plan)
-            parts = trainer.set_up_plan(self._example, plan, evolve(self._programs, plans=tuple(others)))
+            parts = trainer.set_up_plan(self._example, plan, programs=evolve(self._programs, plans=tuple(others)))
         except RequestError as error:
             failure = error
         trainer.team.agree(failure)

@@ -55,7 +55,7 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
         return
     if options.simulated:
         tensor.refuse("backend is 'simulator'")
-    if options.devices.given:
+    if options.devices is not None:
         tensor.refuse("devices is given")
     if options.planning.shard != NONE and plan is None:
         tensor.refuse(f"shard is {options.planning.shard!r} and no plan is given")

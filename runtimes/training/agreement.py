@@ -19,7 +19,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import define, field
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
@@ -145,37 +145,26 @@ _RULE = (
 )
 
 
-@frozen
-class Difference:
-    """A parameter or buffer that has different values in the ranks' models.
-
-    Args:
-        what: the difference, in words.
-        in_checkpoints: whether a checkpoint of training has the tensor, and so overwrites it.
-    """
-
-    what: str
-    in_checkpoints: bool
-
-
+@define
 class InitialWeights:
-    """The differences between the ranks' models, until a checkpoint overwrites them.
+    """The differences between the ranks' models, until a checkpoint overwrites them; the same on all ranks.
 
     Args:
-        differences: by name; the same on all ranks.
+        loadable: in words, each parameter or buffer with other values that a checkpoint of training has.
+        others: each one that it does not have.
     """
 
-    def __init__(self, differences: Mapping[str, Difference] | None = None) -> None:
-        self._differences = dict(differences or {})
+    loadable: list[str] = field(factory=list)
+    others: list[str] = field(factory=list)
 
     def forget_overwritten(self) -> None:
         """Forget the differences in tensors that a checkpoint of training has; called when one was loaded."""
-        self._differences = {name: one for name, one in self._differences.items() if not one.in_checkpoints}
+        self.loadable = []
 
     @property
     def warning(self) -> str | None:
         """The warning for the user; None if the ranks have the same model."""
-        if not self._differences:
+        if not (self.loadable or self.others):
             return None
         return (
             f"{self._found}: call torch.manual_seed with the same number on all ranks before the model is built, or "
@@ -188,15 +177,14 @@ class InitialWeights:
         Raises:
             RequestError: on all ranks alike, with the first parameter or buffer that differs.
         """
-        if self._differences:
-            loadable = all(one.in_checkpoints for one in self._differences.values())
-            resume = ", or call resume() before the first step" if loadable else ""
+        if self.loadable or self.others:
+            resume = "" if self.others else ", or call resume() before the first step"
             raise RequestError(f"{self._found}: {_RULE}{resume}")
 
     @property
     def _found(self) -> str:
-        first, *others = self._differences.values()
-        return f"{first.what}, and so have {len(others)} more" if others else first.what
+        first, *more = [*self.loadable, *self.others]
+        return f"{first}, and so have {len(more)} more" if more else first
 
 
 def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> InitialWeights:
@@ -227,7 +215,7 @@ def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> I
         return InitialWeights()
     each = team.everywhere(lambda _: mine)[:compared]
     first = each[0]
-    differences: dict[str, Difference] = {}
+    different = InitialWeights()
     for name, value in first.items():
         like = {n: first_alike[n] if name in split else 0 for n in range(compared)}
         number = next((n for n, other in enumerate(each) if other.get(name, -1) != each[like[n]].get(name, -2)), None)
@@ -239,5 +227,6 @@ def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> I
         else:
             real, meta = ranks if value is None else ranks[::-1]
             what = f"'{name}' has values on rank {real} and is on meta on rank {meta}"
-        differences[name] = Difference(what, any(place.persistent for place in held[name]))
-    return InitialWeights(differences)
+        persistent = any(place.persistent for place in held[name])
+        (different.loadable if persistent else different.others).append(what)
+    return different

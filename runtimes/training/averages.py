@@ -1,7 +1,7 @@
 """Averages of the weights over training (EMA), and calls of the user's function for every parameter of this process."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ...core.errors import RequestError
 from ..update.stage_state import StageState
-from ..weights.remote_tensors import RemoteTensor
+from .local_stages import LocalStages
+from .ownership import held_here, update_copies
 
 AverageFunction = Callable[[Tensor, Tensor, int], Tensor]
 """The new average, from the average, the parameter, and the number of updates before: ``avg_fn`` of torch's
@@ -45,12 +46,12 @@ class WeightAverage:
             raise RequestError(f"function is {function!r}: give a function (average, parameter, updates) -> average")
         self.decay, self.updates = float(decay), 0
         self._owner, self._buffers, self._function = owner, buffers, function
-        with owner.whole():
+        with owner.stages.whole_parameters():
             self.tensors = {name: tensor.detach().clone() for name, tensor in self._sources().items()}
 
     def _sources(self) -> dict[str, Tensor]:
         """The averaged tensors by name: those that this process holds."""
-        return held_here(self._owner.model, self._buffers)
+        return held_here(self._owner.stages.model, self._buffers)
 
     def update(self) -> None:
         """Update the average with the current values of the parameters."""
@@ -80,14 +81,16 @@ class WeightAverage:
         Training is refused within. Afterwards the parameters have the same bits as before.
         """
         owner = self._owner
-        owner.apply(True)
-        with owner.whole():
+        owner.refuse_closed()
+        owner.refuse_applied("apply an average")
+        owner.applied = True
+        with owner.stages.whole_parameters():
             self._swap()
             try:
                 yield
             finally:
                 self._swap()
-                owner.apply(False)
+                owner.applied = False
 
     def save(self, folder: str | Path) -> None:
         """Write the averages as `Pipeline.save` writes the weights: for ``weights=folder``. Every rank calls this."""
@@ -101,31 +104,26 @@ class WeightAverage:
                 value = source.detach().clone()
                 source.copy_(average)
                 average.copy_(value)
-        update_copies(self._owner.model, self._owner.states)
+        update_copies(self._owner.stages.model, self._owner.stages.states)
 
 
 class Averages:
     """The averages of the weights of one pipeline.
 
     Args:
+        save: writes the weights; see `Pipeline.save`.
         refuse_closed: raises an error if the pipeline is closed.
-        whole: a context in which the parameters that replicas share are whole.
 
     Attributes:
         all: in order of creation.
+        applied: whether parameters have the values of one of them.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        states: Mapping[int, StageState],
-        save: Callable[[str | Path], None],
-        refuse_closed: Callable[[], None],
-        whole: Callable[[], AbstractContextManager[None]] = nullcontext,
+        self, stages: LocalStages, save: Callable[[str | Path], None], refuse_closed: Callable[[], None]
     ) -> None:
-        self.model, self.states, self.save, self._refuse_closed, self.whole = model, states, save, refuse_closed, whole
-        self.all: list[WeightAverage] = []
-        self._applied = False
+        self.stages, self.save, self.refuse_closed = stages, save, refuse_closed
+        self.all, self.applied = list[WeightAverage](), False
 
     def add(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
         """Start a new average; see `panpipe.weights.ema`."""
@@ -136,17 +134,17 @@ class Averages:
     def update(self) -> None:
         """Update all averages, after an update of the parameters."""
         if self.all:
-            with self.whole():
+            with self.stages.whole_parameters():
                 for average in self.all:
                     average.update()
 
-    def follow(self, states: Mapping[int, StageState], tensors: Sequence[Mapping[str, Tensor]]) -> None:
+    def follow(self, stages: LocalStages, tensors: Sequence[Mapping[str, Tensor]]) -> None:
         """Continue with the stages of another plan.
 
         Args:
             tensors: of each average, the averages of what this process holds now, and possibly more.
         """
-        self.states = states
+        self.stages = stages
         for average, own in zip(self.all, tensors, strict=True):
             average.follow(own)
 
@@ -156,25 +154,10 @@ class Averages:
         Raises:
             RequestError: they have.
         """
-        if self._applied:
+        if self.applied:
             raise RequestError(
                 f"the model has the values of an average: to {what}, end the block `with ema.applied()` first"
             )
-
-    def apply(self, applied: bool) -> None:
-        """Record whether parameters have the values of an average."""
-        if applied:
-            self._refuse_closed()
-            self.refuse_applied("apply an average")
-        self._applied = applied
-
-
-def held_here(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
-    """The parameters, and with ``buffers`` the buffers, that have values in this process; each once, by name."""
-    found: dict[str, Tensor] = dict(model.named_parameters())
-    if buffers:
-        found |= dict(model.named_buffers())
-    return {name: t for name, t in found.items() if not isinstance(t, RemoteTensor) and not t.is_meta}
 
 
 def visit_parameters(
@@ -202,13 +185,3 @@ def visit_parameters(
             found[name] = function(name, parameter)
     update_copies(model, states)
     return found
-
-
-def update_copies(model: nn.Module, states: Mapping[int, StageState]) -> None:
-    """Copy the model's tensors to this process's other copies of tied weights and buffers."""
-    own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    with torch.no_grad():
-        for state in states.values():
-            for name, tensor in (*state.parameters.items(), *state.buffers.items()):
-                if tensor is not own[name] and not own[name].is_meta:
-                    tensor.copy_(own[name])

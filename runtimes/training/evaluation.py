@@ -35,12 +35,11 @@ from ..batch.example import ModuleModes
 from ..batch.lru_cache import LruCache
 from ..batch.shapes import Dims, Shapes, VaryingSizes
 from ..engine.prepared import PreparedSteps
-from ..engine.results import Batch, BatchResult
+from ..engine.results import Batch
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
 from ..microbatches import Microbatch, Shape
-from ..programs.stage_compiler import PlannedCompiler, ProgramOptions
-from ..update.update import Ending
+from ..programs.stage_compiler import ProgramOptions, planned_compiler
 from ..weights.remote_tensors import as_meta_tensors
 from .local_stages import LocalStages
 from .state import PipelineState
@@ -83,7 +82,7 @@ class Evaluator:
         varying: VaryingSizes,
     ) -> None:
         self._varying = varying
-        self._changed, self._cut, self._workers, self._whole = changed, cut, workers, stages.whole_parameters
+        self._changed, self._cut, self._workers, self._stages = changed, cut, workers, stages
         self._model, self._plan, self._team = stages.model, stages.plan, stages.team
         self._states, self._where = stages.states, stages.where
         self._compiler, self._report = programs.compiler, programs.report  # `known` is for the example only
@@ -98,35 +97,27 @@ class Evaluator:
 
     def parameters(self) -> AbstractContextManager[None]:
         """A context for evaluations: parameters that replicas share are whole, if the plan does not gather them."""
-        return nullcontext() if self._forward_plan.memory.unshard else self._whole()
+        return nullcontext() if self._forward_plan.memory.unshard else self._stages.whole_parameters()
 
-    def batch(self, forwards: ForwardFunction, pieces: list[Microbatch]) -> Batch:
-        """A batch that is ready to be evaluated.
-
-        Raises:
-            RequestError: the function cannot be captured, or the plan cannot run it, or ranks are in different modes.
-        """
-        self._check_agreed()
-        steps, most, queues = self._steps(forwards), self._plan.microbatches, self._workers.queues
-        return Batch(steps, pieces, most, self._team, queues, forwards.everywhere)
-
-    def run(self, batch: Batch, trace: bool) -> BatchResult:
+    def run(self, forwards: ForwardFunction, pieces: list[Microbatch], trace: bool) -> Batch:
         """Run forwards on a batch.
 
         Args:
-            batch: of `batch`.
             trace: whether every action and the saved tensors are recorded.
 
         Raises:
-            RequestError: ranks were given different batches.
+            RequestError: the function cannot be captured, or the plan cannot run it, or ranks are in different modes or
+                were given different batches.
             WorkerError: a worker stopped.
         """
-        unchanged = "nothing was changed"
-        options = StepOptions(Ending.KEEP, trace, trace)
-        done = self._workers.run(batch, self._inputs(batch), options, unchanged)
+        self._check_agreed()
+        steps, most, unchanged = self._steps(forwards), self._plan.microbatches, "nothing was changed"
+        batch = Batch(steps, pieces, most, self._team, self._workers.queues, forwards.everywhere)
+        self._stages.clamp(batch.captured)
+        self._workers.run(batch, self._inputs(batch), StepOptions(False, trace), unchanged)
         batch.agreement.refuse(unchanged)
         self._state.evaluations += 1
-        return done
+        return batch
 
     def _steps(self, forwards: ForwardFunction) -> PreparedSteps:
         """The prepared steps of a function in the current modes of the modules."""
@@ -135,7 +126,7 @@ class Evaluator:
         if found is None:
             self._changed()  # its values are read now, and tensors may have been replaced before
             capture = partial(self._captured, forwards)
-            compiler = PlannedCompiler.of(self._compiler, self._forward_plan)
+            compiler = planned_compiler(self._compiler, self._forward_plan)
 
             def shapes(reads: Hashable) -> Shapes:
                 return Shapes(

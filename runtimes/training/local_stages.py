@@ -3,7 +3,7 @@
 no memory ──▶ values ──▶ optimizers
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...backends.contract import Backend
+from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan, Stage
@@ -27,7 +28,7 @@ from ..weights.places import allocate
 from ..weights.remote_tensors import as_meta_tensors
 from .agreement import InitialWeights
 from .model_changes import KnownTensors, TiedCopies, follow_trained, refuse_strays
-from .ownership import copy_tied_weights, install, own_tensors, release_others
+from .ownership import copy_tied_weights, held_here, install, own_tensors, release_others, update_copies
 
 
 class LocalStages:
@@ -91,11 +92,11 @@ class LocalStages:
             first = len(programs.inputs.boundary)
             order = [programs.inputs.parameters[place - first] for place in programs.backward.computed]
         gradients, parameters = shards_gradients(self.plan, stage), shards_parameters(self.plan, stage)
-        replicas = partial(_replicas, team, device)
         if team.tensors.divided:
-            same = partial(_same_parts, team, device)
+            same = partial(_opened, team.same_parts_of, device)
             return Sharing(same, team.batch, team.batches, tied, order=tuple(order), split=team.tensors.split)
         slots = self._slots.setdefault(device, Slots())
+        replicas = partial(_opened, team.replicas_of, device)
         return Sharing(replicas, team.replica, team.replicas, tied, gradients, parameters, tuple(order), slots)
 
     def load(self, weights: Weights, initial: InitialWeights | None = None) -> None:
@@ -165,7 +166,7 @@ class LocalStages:
         def work(device: int) -> None:
             for i, shared in divided.items():
                 if self.plan.placement[i] == device:
-                    shared.lend(_replicas(self.team, device) if gather else None)
+                    shared.lend(_opened(self.team.replicas_of, device) if gather else None)
 
         self.team.run_local(work)
         self._whole, kept = True, False
@@ -220,6 +221,15 @@ class LocalStages:
         self.initial.refuse_different()
         self.ensure_values()
 
+    def clamp(self, step: CapturedStep) -> None:
+        """Limit the parameters that a step limits before it reads them, and their copies; see `CapturedStep.clamps`."""
+        if step.clamps:
+            with self.whole_parameters(), torch.no_grad():
+                for name, parameter in held_here(self.model).items():
+                    for method, limits in step.clamps.get(name, ()):
+                        getattr(parameter, method)(*limits)
+                update_copies(self.model, self.states)
+
     def copy_buffers(self) -> None:
         """Copy the values of buffers to their copies on other devices."""
         self._own.copy_buffers()
@@ -257,15 +267,8 @@ class LocalStages:
         return [*(tensor for tensor in self._own.without_memory if id(tensor) not in own), *gradients]
 
 
-def _same_parts(team: Team, device: int) -> Backend:
-    """The transport of a device to the replicas with the same parts of parameters."""
-    found = team.same_parts_of(device)
-    assert found is not None
-    return found
-
-
-def _replicas(team: Team, device: int) -> Backend:
-    """The transport of a device to its replicas."""
-    found = team.replicas_of(device)
+def _opened(transport_of: Callable[[int], Backend | None], device: int) -> Backend:
+    """The transport of a device that has one."""
+    found = transport_of(device)
     assert found is not None
     return found

@@ -10,9 +10,10 @@ from ...backends.contract import Handle
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.plan.plan import Plan
 from ..launch.team import Team
+from ..update.stage_state import StageState
 from ..weights import places, tensor_at
 from ..weights.places import unallocated
-from ..weights.remote_tensors import make_remote
+from ..weights.remote_tensors import RemoteTensor, make_remote
 
 
 @frozen
@@ -191,3 +192,21 @@ def copy_tied_weights(plan: Plan, own: Mapping[int, Mapping[str, nn.Parameter]],
             handle.wait()
 
     team.run_local(work)
+
+
+def held_here(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
+    """The parameters, and with ``buffers`` the buffers, that have values in this process; each once, by name."""
+    found: dict[str, Tensor] = dict(model.named_parameters())
+    if buffers:
+        found |= dict(model.named_buffers())
+    return {name: t for name, t in found.items() if not isinstance(t, RemoteTensor) and not t.is_meta}
+
+
+def update_copies(model: nn.Module, states: Mapping[int, StageState]) -> None:
+    """Copy the model's tensors to this process's other copies of tied weights and buffers."""
+    own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for state in states.values():
+            for name, tensor in (*state.parameters.items(), *state.buffers.items()):
+                if tensor is not own[name] and not own[name].is_meta:
+                    tensor.copy_(own[name])

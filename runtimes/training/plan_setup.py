@@ -30,7 +30,7 @@ from ..batch.example import Example
 from ..batch.shapes import Dims, Shapes
 from ..devices.compute import compute_device
 from ..engine.prepared import PreparedSteps
-from ..engine.step_graphs import GraphWrapping
+from ..engine.step_graphs import StepGraphs
 from ..engine.workers import Clock, Workers
 from ..launch.team import Team
 from ..offload.device_offload import DeviceOffload
@@ -38,7 +38,7 @@ from ..offload.offloads import offloads
 from ..offload.tier import OffloadTier
 from ..programs.compiled import Layout, compile_stages
 from ..programs.graphs.graph_pool import check_plan, warn_of_ungraphed
-from ..programs.stage_compiler import PlannedCompiler, ProgramOptions
+from ..programs.stage_compiler import ProgramOptions, planned_compiler
 from ..update.training import Training
 from ..update.update import NormParameters
 from ..weights.remote_tensors import RemoteTensor, as_meta_tensors
@@ -132,7 +132,7 @@ def set_up_plan(
     device = compute_device([*model.parameters(), *model.buffers()])
     where = team.where = team.where or dict.fromkeys(team.local, device)
     on = {i: where[plan.placement[i]] for i in local}
-    compiler, report = PlannedCompiler.of(programs.compiler, plan, *programs.plans), programs.report
+    compiler, report = planned_compiler(programs.compiler, plan, *programs.plans), programs.report
     first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, programs.known)
     check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
     team.connect(sending_pairs(plan))
@@ -156,8 +156,8 @@ def set_up_plan(
     prepared.shapes.keep(shape, first)
     norm_parameters = NormParameters.of(plan, dict(model.named_parameters()), unused)
     copies = offloads(plan, first, team, where, offload or OffloadTier())
-    wrapping = GraphWrapping.on if programs.graphs else None
-    workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies, wrapping)
+    graphs = StepGraphs.on if programs.graphs else None
+    workers = Workers(plan, stages.states, team, training, norm_parameters, clock, copies, graphs)
     evaluator = Evaluator(stages, cut, workers, state, programs, follow_model, example.varying)
     return PlanSetup(plan, stages, prepared, workers, evaluator, copies)
 

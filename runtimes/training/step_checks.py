@@ -32,18 +32,17 @@ from torch import Tensor
 from ...core.errors import NonFiniteError, warn_caller
 from ...core.logs import LOGGER
 from ...core.wording import counted
-from ..devices.compute import ComputeQueue
 from ..engine.prepared import WEIGHT
-from ..engine.results import Batch, BatchResult
+from ..engine.results import Batch
 from ..engine.step_data import StepOptions, peaks_of
 from ..metrics import LazyValue
 from ..microbatches import Microbatch
 from ..monitor.monitors import Monitor
 from ..settings import RAISE, SKIP, WARN
 from ..update.training import Training
-from ..update.update import Ending, NonFiniteNorm, Update
+from ..update.update import NonFiniteNorm, Update
 from .local_stages import LocalStages
-from .monitoring import Monitoring, UpdateNumbers
+from .monitoring import Monitoring
 from .state import PipelineState
 
 
@@ -113,63 +112,55 @@ class StepChecks:
         training: Training,
         monitors: Sequence[Monitor],
         stages: LocalStages,
-        queues: Mapping[int, ComputeQueue],
         scaled: bool,
         state: PipelineState,
     ) -> None:
         self._mode, self._scaled, self._stages = training.on_nonfinite, scaled, stages
-        self._monitoring, self._queues = Monitoring(monitors, stages), queues
+        self._monitoring = Monitoring(monitors, stages)
         self._last: Callable[[], NonFiniteError | None] | None = None
         self._state = state
 
-    def follow(self, stages: LocalStages, queues: Mapping[int, ComputeQueue]) -> None:
-        """Continue with the stages and queues of another plan."""
-        self._stages, self._queues = stages, queues
+    def follow(self, stages: LocalStages) -> None:
+        """Continue with the stages of another plan."""
+        self._stages = stages
         self._monitoring.follow(stages)
 
     def options(self, options: StepOptions) -> StepOptions:
         """The options of a step that is checked."""
         return evolve(self._monitoring.options(options), peaks=self._mode is not None)
 
-    def check(
-        self,
-        ready: Batch,
-        done: BatchResult,
-        ending: Ending,
-        outcome: str,
-        end: Update,
-        update: UpdateNumbers,
-        start: float,
-    ) -> None:
+    def check(self, batch: Batch, due: bool, outcome: str, end: Update, scale: float | None, start: float) -> None:
         """Check a step, and report it. All ranks call this together.
 
         Args:
+            due: whether an update was due; otherwise gradients wait for more batches.
             outcome: the state of the model if the batch is refused, for the message.
             end: its update on the first device of this process.
+            scale: the factor of its loss; None without a scaler.
             start: when the step was called, on Python's performance counter.
 
         Raises:
             NonFiniteError: the loss or the norm is not finite, and this is to be raised.
             RequestError: ranks were given different batches.
         """
-        took_s = time.perf_counter() - start
-        updated, start_read = update.due and not update.skipped, self._queues[self._stages.team.local[0]].start_read
-        assert done.loss is not None
-        loss, norm = start_read(done.loss), LazyValue[NonFiniteNorm | None](lambda: None)
-        if update.due and self._mode is not None and not self._scaled:
+        took_s, state = time.perf_counter() - start, self._state
+        step, updated = state.steps, due and not state.skipped
+        start_read = batch.queues[self._stages.team.local[0]].start_read
+        loss, norm = start_read(batch.loss), LazyValue[NonFiniteNorm | None](lambda: None)
+        if due and self._mode is not None and not self._scaled:
             norm = end.non_finite_norm(start_read)
 
         def check_now() -> NonFiniteError | None:
-            ready.agreement.refuse(outcome)
-            return self._check_loss(done, ready, update.step, ending, updated, loss, norm)
+            batch.agreement.refuse(outcome)
+            return self._check_loss(batch, step, due, updated, loss, norm)
 
-        ahead = any(queue.runs_ahead for queue in self._queues.values())
+        ahead = any(queue.runs_ahead for queue in batch.queues.values())
         if ahead and updated and not self._monitoring.on and self._mode in (None, WARN):
             self._last = check_now
             return
         failure = check_now()
         if self._monitoring.on:
-            self._monitoring.report(done, ready.pieces, took_s, update)
+            self._monitoring.report(batch, took_s, state, due, scale)
         self._raise(failure)
 
     def check_last(self) -> None:
@@ -197,10 +188,9 @@ class StepChecks:
 
     def _check_loss(
         self,
-        done: BatchResult,
         batch: Batch,
         step: int,
-        ending: Ending,
+        due: bool,
         updated: bool,
         read_loss: Callable[[], Tensor],
         non_finite_norm: LazyValue[NonFiniteNorm | None],
@@ -223,14 +213,14 @@ class StepChecks:
         if finite and norm is None:
             self._state.not_finite = 0
             return None
-        if self._mode == WARN and ending is Ending.STEP and not updated:
+        if self._mode == WARN and due and not updated:
             return None  # a scaler has skipped the update, which is its use
         self._state.not_finite += 1
         if self._mode == WARN and self._state.not_finite > 1:
             return None
-        origin = None if finite else self._origin(done, batch, updated)
+        origin = None if finite else self._origin(batch, updated)
         text = self._text(loss, step, origin) if norm is None or not finite else _norm_text(step, *norm)
-        message = f"{text}; {self._outcome(ending, updated)}"
+        message = f"{text}; {self._outcome(due, updated)}"
         failure = NonFiniteError(message, step, norm[1] if finite and norm is not None else None)
         if origin is not None:
             failure = NonFiniteError(message, step, origin.stage, origin.microbatch, self._batch_of(origin))
@@ -240,10 +230,10 @@ class StepChecks:
             self._remark(message)
         return None
 
-    def _outcome(self, ending: Ending, updated: bool) -> str:
-        if ending is Ending.KEEP and self._mode == SKIP:
+    def _outcome(self, due: bool, updated: bool) -> str:
+        if not due and self._mode == SKIP:
             return "the update of its gradients will be skipped"
-        if ending is Ending.KEEP and self._mode == WARN:
+        if not due and self._mode == WARN:
             return "its gradients wait for their update"
         return "the update was made with it" if updated else "no parameter was updated"
 
@@ -275,7 +265,7 @@ class StepChecks:
         team = self._stages.team
         return origin.replica // (team.replicas // team.batches)
 
-    def _origin(self, done: BatchResult, batch: Batch, updated: bool) -> Origin | None:
+    def _origin(self, batch: Batch, updated: bool) -> Origin | None:
         """The first microbatch whose loss is not finite, and its first stage; the same on every rank."""
         team = self._stages.team
         rows = batch.own
@@ -286,7 +276,7 @@ class StepChecks:
             if bad is None:
                 return {}
             outputs = {stage: run.outputs for stage, run in batch.prepared.runs.get(device, [{}])[0].items()}
-            peaks = done.records[device].peaks or {}
+            peaks = batch.records[device].peaks or {}
             found: dict[str, Any] = {"microbatch": bad, "others": finite.count(False) - 1}
             compiled = batch.prepared.compiled[bad]
             found["home"] = compiled.stage_of(compiled.operators.step.outputs.main_result)

@@ -22,7 +22,6 @@ skips a step with a scaler by itself.
 
 import math
 from collections.abc import Callable, Mapping
-from enum import Enum
 from functools import reduce
 
 import torch
@@ -134,13 +133,6 @@ class NormParameters:
 def clipping_factor(norm: Tensor, most: float) -> Tensor:
     """What gradients are multiplied by so that their norm is at most this, as in ``clip_grads_with_norm_`` of torch."""
     return torch.clamp(most / (norm + _EPSILON), max=1.0)
-
-
-class Ending(Enum):
-    """The end of a step: with an update, or with gradients that wait for more batches."""
-
-    STEP = "step"
-    KEEP = "keep"
 
 
 @define(eq=False)

@@ -7,11 +7,10 @@ import torch
 from attrs import evolve
 from panpipe.core.capture.export.operators import Operators
 from panpipe.core.capture.graph.randomness import random_key
-from panpipe.core.capture.programs.programs import stage_programs
-from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.runtimes.batch.losses import mean_loss
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.runtimes.programs.stage_run import StageRun
 from panpipe.runtimes.update.stage_state import StageState
 from torch import nn
@@ -46,13 +45,13 @@ def unsplit(name: str, rows: int, microbatches: int) -> tuple[float, dict[str, d
     case = BY_NAME[name]
     operators = captured(case, F32, rows, microbatches)
     readers = one_placeholder_a_reader(operators)
-    whole = stage_graph(operators, [[node.name for node in operators.graph.nodes]], 0)
-    programs = stage_programs(whole)
+    compiled = compile_stages(operators, [[node.name for node in operators.graph.nodes]], [0])
+    programs = compiled.programs[0]
     model = case.model(F32)
     values = dict(model.named_parameters())
     own = {p: nn.Parameter(values[readers[p]].detach().clone()) for p in programs.inputs.parameters}
     state = StageState(own, {n: b for n, b in model.named_buffers() if n in programs.inputs.buffers}, None)
-    run = StageRun(0, programs, {}, state, operators.step.constants, operators.step.outputs.loss)
+    run = StageRun(0, compiled, state)
     losses, shares = [], []
     with torch.no_grad():
         for m, piece in enumerate(split_batch(case.batch(rows, F32), microbatches)):

@@ -8,8 +8,7 @@ import torch
 from panpipe.core.capture.export.operators import Operators, operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
-from panpipe.core.capture.programs.programs import stage_programs
-from panpipe.core.capture.programs.stage import boundaries, stage_graph
+from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.runtimes.programs.stage_run import StageRun
 from panpipe.runtimes.update.stage_state import StageState
 from torch import Tensor, nn
@@ -76,15 +75,13 @@ def stage_runs(
 ) -> list[StageRun]:
     """All stages of a plan, on the model's own tensors."""
     model.zero_grad(set_to_none=True)
-    layout, own = boundaries(operators, stages), dict(model.named_parameters())
+    compiled, own = compile_stages(operators, stages, range(len(stages))), dict(model.named_parameters())
     buffers = dict(model.named_buffers())
     runs = []
-    for index in range(len(stages)):
-        programs = stage_programs(stage_graph(operators, stages, index))
+    for index, programs in compiled.programs.items():
         parameters = {name: own[name] for name in programs.inputs.parameters}
         state = StageState(parameters, {name: buffers[name] for name in programs.inputs.buffers}, None)
-        constants, loss = operators.step.constants, operators.step.outputs.loss
-        runs.append(StageRun(index, programs, layout, state, constants, loss, recompute))
+        runs.append(StageRun(index, compiled, state, recompute))
     return runs
 
 

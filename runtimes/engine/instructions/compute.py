@@ -1,6 +1,6 @@
 """The instructions of F, B, I, W and RECOMPUTE: what they wait for, read and write."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,25 +19,11 @@ def _bind_forward(binder: Binder, action: Action) -> Instruction:
     return Instruction(action, wait, _forward(binder, run, microbatch))
 
 
-@executes(Kind.B)
+@executes(Kind.B, Kind.I)
 def _bind_backward(binder: Binder, action: Action) -> Instruction:
     run, microbatch = binder.run_of(action), action.microbatch or 0
     wait = _arrivals(binder, Kind.RECV_B, action.stage, microbatch, run.receivers)
-    return Instruction(action, wait, _backward(binder, run, microbatch, run.backward))
-
-
-@executes(Kind.I)
-def _bind_backward_input(binder: Binder, action: Action) -> Instruction:
-    frame, run, microbatch = binder.frame, binder.run_of(action), action.microbatch or 0
-    wait = _arrivals(binder, Kind.RECV_B, action.stage, microbatch, run.receivers)
-    backward_input = _backward(binder, run, microbatch, run.backward_input)
-
-    def call() -> None:
-        backward_input()
-        if frame.meter is not None:
-            _watch(frame.meter, run, microbatch, frame.leaves_of(microbatch))
-
-    return Instruction(action, wait, call)
+    return Instruction(action, wait, _backward(binder, run, microbatch, action.kind))
 
 
 @executes(Kind.W)
@@ -46,7 +32,7 @@ def _bind_backward_weight(binder: Binder, action: Action) -> Instruction:
 
     def call() -> None:
         leaves = frame.leaves_of(microbatch)
-        run.backward_weight(microbatch, frame.seeds[microbatch], leaves, frame.keys[microbatch])
+        run.backward_weight(microbatch, frame.seeds[microbatch], leaves, frame.inputs.keys[microbatch])
 
     return Instruction(action, None, call)
 
@@ -57,7 +43,7 @@ def _bind_recompute(binder: Binder, action: Action) -> Instruction:
 
     def call() -> None:
         leaves = frame.leaves_of(microbatch)
-        run.recompute(microbatch, leaves, frame.keys[microbatch])
+        run.recompute(microbatch, leaves, frame.inputs.keys[microbatch])
         if frame.meter is not None:
             _watch(frame.meter, run, microbatch, leaves)
 
@@ -80,7 +66,7 @@ def _arrivals(binder: Binder, kind: Kind, stage: int, microbatch: int, senders: 
             assert handle is not None
             handle.wait()
             if frame.traced:
-                frame.arrivals[receive] = mark()
+                frame.record.arrivals[receive] = mark()
             for sent in finished:
                 sent.finish_send()
 
@@ -99,11 +85,12 @@ def _forward(binder: Binder, run: StageRun, microbatch: int) -> Call:
         for message in incoming:
             message.tensors = None
         leaves = frame.leaves_of(microbatch)
-        outputs, results = forward(microbatch, boundary, leaves, frame.keys[microbatch])
+        outputs, results = forward(microbatch, boundary, leaves, frame.inputs.keys[microbatch])
         for message, places in outgoing:
             message.tensors = [outputs[place] for place in places]
-        if frame.peaks is not None and outputs:
-            frame.peaks[run.index, microbatch] = peaks_of(outputs)
+        peaks = frame.record.peaks
+        if peaks is not None and outputs:
+            peaks[run.index, microbatch] = peaks_of(outputs)
         if frame.meter is not None:
             _watch(frame.meter, run, microbatch, leaves)
         if names:
@@ -113,16 +100,17 @@ def _forward(binder: Binder, run: StageRun, microbatch: int) -> Call:
 
 
 def _store(frame: Frame, microbatch: int, names: Sequence[str], results: Sequence[Tensor]) -> None:
+    store, weight = frame.inputs.store_result, frame.inputs.weights[microbatch]
     for name, value in zip(names, results, strict=True):
-        if frame.store_result is None or not frame.store_result(name, microbatch, value):
-            frame.results[name, microbatch] = value
-        if name == frame.weights[microbatch]:
+        if store is None or not store(name, microbatch, value):
+            frame.record.results[name, microbatch] = value
+        if name == weight:
             seed = value.to(frame.seeds[microbatch].dtype)
             frame.seeds[microbatch] = seed if frame.scale is None else frame.scale * seed
 
 
-def _backward(binder: Binder, run: StageRun, microbatch: int, program: Callable[..., list[list[Tensor]]]) -> Call:
-    frame = binder.frame
+def _backward(binder: Binder, run: StageRun, microbatch: int, kind: Kind) -> Call:
+    frame, program = binder.frame, run.backward if kind is Kind.B else run.backward_input
     incoming = [binder.message(dst, run.index, microbatch) for dst in run.receivers]
     tangents = [
         (output, [(binder.message(dst, run.index, microbatch), place) for dst, place in sources])
@@ -135,9 +123,11 @@ def _backward(binder: Binder, run: StageRun, microbatch: int, program: Callable[
         for message in incoming:
             message.tensors = None
         leaves = frame.leaves_of(microbatch)
-        sent = program(microbatch, gradients, frame.seeds[microbatch], leaves, frame.keys[microbatch])
+        sent = program(microbatch, gradients, frame.seeds[microbatch], leaves, frame.inputs.keys[microbatch])
         for message, tensors in zip(returned, sent, strict=True):
             message.tensors = tensors
+        if frame.meter is not None and kind is Kind.I:
+            _watch(frame.meter, run, microbatch, leaves)
 
     return call
 

@@ -20,7 +20,6 @@ from ...offload.device_offload import BoundOffload
 from ...programs.stage_run import StageRun
 from ..lowered_plan import LoweredPlan
 from ..step_data import Frame, Message, MessageKey, finished_sends
-from ..tied import TiedReduction
 
 Call = Callable[[], None]
 
@@ -50,12 +49,11 @@ class Binder:
         lowered: LoweredPlan,
         device: int,
         runs: Sequence[Mapping[int, StageRun]],
-        tied: TiedReduction,
         frame: Frame,
         offload: BoundOffload | None = None,
     ) -> None:
-        self.placement = lowered.plan.placement
-        self.device, self.runs, self.tied, self.frame = device, runs, tied, frame
+        self.plan, self.placement = lowered.plan, lowered.plan.placement
+        self.device, self.runs, self.frame = device, runs, frame
         self.offload, self.host_copy_queues = offload, lowered.plan.memory.host_copy_queues
         self._messages: dict[MessageKey, Message] = {}
         self.finished = finished_sends(lowered.plan, lowered.lowered, device)

@@ -15,7 +15,7 @@ def _bind_send(binder: Binder, action: Action) -> Instruction:
 
     def call() -> None:
         assert message.tensors is not None
-        message.handle = frame.transport.send(message.tensors, peer)
+        message.handle = frame.backend.send(message.tensors, peer)
         if frame.traced:
             frame.traced_sends[action] = message.handle
 
@@ -33,7 +33,7 @@ def _bind_receive(binder: Binder, action: Action) -> Instruction:
         message.tensors = message.buffers
         if message.tensors is None:
             message.tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
-        message.handle = frame.transport.receive(message.tensors, peer)
+        message.handle = frame.backend.receive(message.tensors, peer)
 
     return Instruction(action, None, call, message, receive_queue(peer), lambda: _bytes(message))
 

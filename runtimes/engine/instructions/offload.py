@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from ....core.actions import Action, Kind
 from ....core.trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
-from ...offload.device_offload import BoundOffload, MovingCopy
+from ...offload.copies import Copy
+from ...offload.device_offload import BoundOffload, MovedStorages
 from ...programs.stage_run import StageRun
 from .instructions import Binder, Instruction, executes
 
@@ -21,9 +22,10 @@ def _bind_reload(binder: Binder, action: Action) -> Instruction:
     return _issuing(binder, action, queue, BoundOffload.back)
 
 
-def _issuing(
-    binder: Binder, action: Action, queue: str, issue: Callable[[BoundOffload, StageRun, int], MovingCopy]
-) -> Instruction:
+Issue = Callable[[BoundOffload, StageRun, int], tuple[Copy, MovedStorages]]
+
+
+def _issuing(binder: Binder, action: Action, queue: str, issue: Issue) -> Instruction:
     frame, offload, run = binder.frame, binder.offload, binder.run_of(action)
     microbatch = action.microbatch or 0
     assert offload is not None
@@ -31,9 +33,9 @@ def _issuing(
 
     def call() -> None:
         nonlocal moved
-        copy = frame.pending[action] = issue(offload, run, microbatch)
-        moved = sum(copy.moved.sizes)
+        frame.pending[action], storages = issue(offload, run, microbatch)
+        moved = sum(storages.sizes)
         if frame.meter is not None and action.kind is Kind.RELOAD:
-            frame.meter.watch(copy.moved.data)
+            frame.meter.watch(storages.data)
 
     return Instruction(action, None, call, None, queue, lambda: moved)
