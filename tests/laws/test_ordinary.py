@@ -77,6 +77,7 @@ TOGETHER = 16
 
 @pytest.mark.parametrize("name", FAST)
 def test_two_ranks_train_as_one_process(name, on_ranks):
+    """Statistics of batches and tied weights over ranks are in runtimes/test_ranks.py, lengths in laws/lengths."""
     assert on_ranks(FAST, True)[name] == [[], []]
 
 

@@ -544,7 +544,7 @@ for batch in batches[2:]:
 shutil.rmtree(folder, ignore_errors=True)
 
 
-# %% sequences_padded_to_the_longest | ranks, few, may_warn=microbatches of a new shape
+# %% sequences_padded_to_the_longest | few, may_warn=microbatches of a new shape
 class Tagger(nn.Module):
     def __init__(self):
         super().__init__()
