@@ -63,14 +63,10 @@ def add_noise(batch: Batch) -> Tensor:
 
 def unet2d() -> nn.Module:
     return UNet2DModel(
-        sample_size=16,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        block_out_channels=(16, 32),
-        layers_per_block=1,
-        norm_num_groups=8,
-        dropout=0.1,
-    )
+        sample_size=16, down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"), block_out_channels=(16, 32), layers_per_block=1,
+        norm_num_groups=8, dropout=0.1,
+    )  # fmt: skip
 
 
 def unet2d_step(model: nn.Module, batch: Batch) -> Tensor:
@@ -81,16 +77,10 @@ def unet2d_step(model: nn.Module, batch: Batch) -> Tensor:
 
 def unet2d_condition() -> nn.Module:
     return UNet2DConditionModel(
-        sample_size=SIZE,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        block_out_channels=(16, 32),
-        layers_per_block=1,
-        norm_num_groups=8,
-        cross_attention_dim=WIDTH,
-        attention_head_dim=2,
-        dropout=0.1,
-    )
+        sample_size=SIZE, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), block_out_channels=(16, 32), layers_per_block=1,
+        norm_num_groups=8, cross_attention_dim=WIDTH, attention_head_dim=2, dropout=0.1,
+    )  # fmt: skip
 
 
 def unet2d_condition_step(model: nn.Module, batch: Batch) -> Tensor:
@@ -102,12 +92,9 @@ def unet2d_condition_step(model: nn.Module, batch: Batch) -> Tensor:
 
 def autoencoder() -> nn.Module:
     return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
-        up_block_types=("UpDecoderBlock2D", "UpDecoderBlock2D"),
-        block_out_channels=(8, 16),
-        norm_num_groups=4,
-        sample_size=16,
-    )
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 16), norm_num_groups=4, sample_size=16,
+    )  # fmt: skip
 
 
 def autoencoder_step(model: Any, batch: Batch) -> Tensor:
@@ -119,15 +106,9 @@ def autoencoder_step(model: Any, batch: Batch) -> Tensor:
 
 def dit() -> nn.Module:
     return DiTTransformer2DModel(
-        sample_size=SIZE,
-        in_channels=4,
-        out_channels=8,
-        num_layers=3,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        num_embeds_ada_norm=CLASSES,
-        dropout=0.1,
-    )
+        sample_size=SIZE, in_channels=4, out_channels=8, num_layers=3, num_attention_heads=2, attention_head_dim=8,
+        num_embeds_ada_norm=CLASSES, dropout=0.1,
+    )  # fmt: skip
 
 
 def dit_step(model: nn.Module, batch: Batch) -> Tensor:
@@ -139,14 +120,9 @@ def dit_step(model: nn.Module, batch: Batch) -> Tensor:
 
 def pixart() -> nn.Module:
     return PixArtTransformer2DModel(
-        sample_size=SIZE,
-        num_layers=2,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        cross_attention_dim=16,
-        caption_channels=WIDTH,
-        dropout=0.1,
-    )
+        sample_size=SIZE, num_layers=2, num_attention_heads=2, attention_head_dim=8, cross_attention_dim=16,
+        caption_channels=WIDTH, dropout=0.1,
+    )  # fmt: skip
 
 
 def masked(rows: int) -> Batch:
@@ -169,19 +145,10 @@ def pixart_step(model: nn.Module, batch: Batch) -> Tensor:
 
 def sd3() -> nn.Module:
     return SD3Transformer2DModel(
-        sample_size=SIZE,
-        in_channels=4,
-        out_channels=4,
-        num_layers=3,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        joint_attention_dim=WIDTH,
-        caption_projection_dim=16,
-        pooled_projection_dim=WIDTH,
-        pos_embed_max_size=SIZE,
-        dual_attention_layers=(0,),
-        qk_norm="rms_norm",
-    )
+        sample_size=SIZE, in_channels=4, out_channels=4, num_layers=3, num_attention_heads=2, attention_head_dim=8,
+        joint_attention_dim=WIDTH, caption_projection_dim=16, pooled_projection_dim=WIDTH, pos_embed_max_size=SIZE,
+        dual_attention_layers=(0,), qk_norm="rms_norm",
+    )  # fmt: skip
 
 
 def sd3_step(model: nn.Module, batch: Batch) -> Tensor:
@@ -199,16 +166,9 @@ def sd3_step(model: nn.Module, batch: Batch) -> Tensor:
 
 def flux() -> nn.Module:
     return FluxTransformer2DModel(
-        in_channels=16,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=WIDTH,
-        pooled_projection_dim=WIDTH,
-        guidance_embeds=True,
-        axes_dims_rope=(4, 6, 6),
-    )
+        in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=WIDTH, pooled_projection_dim=WIDTH, guidance_embeds=True, axes_dims_rope=(4, 6, 6),
+    )  # fmt: skip
 
 
 def pack(latents: Tensor) -> Tensor:
@@ -238,33 +198,15 @@ def flux_step(model: nn.Module, batch: Batch) -> Tensor:
 
 DIFFUSION: tuple[Entry, ...] = (
     Entry("UNet2D", "diffusers", unet2d, unet2d_step, lambda rows: noised(rows, 3, 16), "long skip connections"),
-    Entry(
-        "UNet2DCondition",
-        "diffusers",
-        unet2d_condition,
-        unet2d_condition_step,
-        lambda rows: {**noised(rows, 4, SIZE), **text(rows)},
-        "cross attention, long skip connections, a scheduler outside the model",
-    ),
-    Entry(
-        "AutoencoderKL",
-        "diffusers",
-        autoencoder,
-        autoencoder_step,
-        lambda rows: {"pixel_values": images(rows, 16)},
-        "a random sample inside the step, methods other than forward",
-    ),
-    Entry(
-        "DiT",
-        "diffusers",
-        dit,
-        dit_step,
-        lambda rows: {**noised(rows, 4, SIZE), "labels": classes(rows, CLASSES)},
-        "adaptive norms, dropped classes, an embedding used by all parts",
-    ),
-    Entry(
-        "PixArt", "diffusers", pixart, pixart_step, masked, "one adaptive norm for all blocks, masked cross attention"
-    ),
+    Entry("UNet2DCondition", "diffusers", unet2d_condition, unet2d_condition_step,
+          lambda rows: {**noised(rows, 4, SIZE), **text(rows)},
+          "cross attention, long skip connections, a scheduler outside the model"),
+    Entry("AutoencoderKL", "diffusers", autoencoder, autoencoder_step, lambda rows: {"pixel_values": images(rows, 16)},
+          "a random sample inside the step, methods other than forward"),
+    Entry("DiT", "diffusers", dit, dit_step, lambda rows: {**noised(rows, 4, SIZE), "labels": classes(rows, CLASSES)},
+          "adaptive norms, dropped classes, an embedding used by all parts"),
+    Entry("PixArt", "diffusers", pixart, pixart_step, masked,
+          "one adaptive norm for all blocks, masked cross attention"),
     Entry("SD3", "diffusers", sd3, sd3_step, flowing, "two streams"),
     Entry("Flux", "diffusers", flux, flux_step, flowing, "two streams, then one; rotary embeddings"),
-)
+)  # fmt: skip

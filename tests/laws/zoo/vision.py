@@ -4,42 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    BeitConfig,
-    BeitForImageClassification,
-    BlipConfig,
-    BlipForConditionalGeneration,
-    CLIPConfig,
-    CLIPModel,
-    CLIPVisionConfig,
-    ConvNextConfig,
-    ConvNextForImageClassification,
-    DeiTConfig,
-    DeiTForImageClassification,
-    DetrConfig,
-    DetrForObjectDetection,
-    Dinov2Config,
-    Dinov2ForImageClassification,
-    EfficientNetConfig,
-    EfficientNetForImageClassification,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    MobileNetV2Config,
-    MobileNetV2ForImageClassification,
-    RegNetConfig,
-    RegNetForImageClassification,
-    ResNetConfig,
-    ResNetForImageClassification,
-    SegformerConfig,
-    SegformerForSemanticSegmentation,
-    SwinConfig,
-    SwinForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 from .entry import Entry, classes, generator, images, tokens
 
@@ -50,25 +17,16 @@ PATCHES = 16
 
 Batch = dict[str, Tensor]
 ENCODER: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "image_size": 32,
-    "patch_size": 8,
-    "num_labels": CLASSES,
-}
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64,
+    "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "image_size": 32, "patch_size": 8,
+}  # fmt: skip
 TOWER: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "attention_dropout": 0.1,
-    "initializer_range": 0.02,
-}
-ENDS = {"bos_token_id": 1, "eos_token_id": VOCABULARY - 1}
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "attention_dropout": 0.1, "initializer_range": 0.02,
+}  # fmt: skip
+SEEN = {**TOWER, "image_size": 32, "patch_size": 8}
+READ = {**TOWER, "vocab_size": VOCABULARY, "max_position_embeddings": 8, "bos_token_id": 1,
+        "eos_token_id": VOCABULARY - 1}  # fmt: skip
 
 
 def labelled(size: int) -> Callable[[int], Batch]:
@@ -86,107 +44,8 @@ def own_loss(model: nn.Module, batch: Batch) -> Tensor:
     return model(**batch).loss
 
 
-def vit() -> nn.Module:
-    return ViTForImageClassification(ViTConfig(**ENCODER))
-
-
-def deit() -> nn.Module:
-    return DeiTForImageClassification(DeiTConfig(**ENCODER))
-
-
-def beit() -> nn.Module:
-    return BeitForImageClassification(BeitConfig(**ENCODER, drop_path_rate=0.2, use_relative_position_bias=True))
-
-
-def dinov2() -> nn.Module:
-    return Dinov2ForImageClassification(Dinov2Config(**ENCODER, mlp_ratio=2, drop_path_rate=0.2))
-
-
-def swin() -> nn.Module:
-    return SwinForImageClassification(
-        SwinConfig(
-            image_size=32,
-            patch_size=4,
-            embed_dim=16,
-            depths=(2, 2),
-            num_heads=(2, 4),
-            window_size=4,
-            mlp_ratio=2.0,
-            hidden_dropout_prob=0.1,
-            attention_probs_dropout_prob=0.1,
-            drop_path_rate=0.2,
-            num_labels=CLASSES,
-        )
-    )
-
-
-def convnext() -> nn.Module:
-    return ConvNextForImageClassification(
-        ConvNextConfig(
-            image_size=32,
-            num_stages=2,
-            hidden_sizes=(16, 32),
-            depths=(2, 2),
-            layer_scale_init_value=0.1,
-            drop_path_rate=0.2,
-            num_labels=CLASSES,
-        )
-    )
-
-
-def resnet() -> nn.Module:
-    return ResNetForImageClassification(
-        ResNetConfig(embedding_size=16, hidden_sizes=(32, 64), depths=(2, 2), num_labels=CLASSES)
-    )
-
-
-def regnet() -> nn.Module:
-    return RegNetForImageClassification(
-        RegNetConfig(embedding_size=16, hidden_sizes=(16, 32), depths=(2, 2), groups_width=8, num_labels=CLASSES)
-    )
-
-
-def efficientnet() -> nn.Module:
-    return EfficientNetForImageClassification(
-        EfficientNetConfig(
-            image_size=32,
-            width_coefficient=0.25,
-            depth_coefficient=1.0,
-            kernel_sizes=(3, 3, 5),
-            in_channels=(32, 16, 24),
-            out_channels=(16, 24, 40),
-            strides=(1, 2, 2),
-            num_block_repeats=(1, 2, 2),
-            expand_ratios=(1, 6, 6),
-            hidden_dim=320,
-            dropout_rate=0.2,
-            initializer_range=0.2,
-            num_labels=CLASSES,
-        )
-    )
-
-
-def mobilenet_v2() -> nn.Module:
-    return MobileNetV2ForImageClassification(
-        MobileNetV2Config(
-            image_size=32,
-            depth_multiplier=0.25,
-            finegrained_output=False,
-            output_stride=16,
-            classifier_dropout_prob=0.2,
-            num_labels=CLASSES,
-        )
-    )
-
-
 def clip() -> nn.Module:
-    return CLIPModel(
-        CLIPConfig(
-            text_config={**TOWER, "vocab_size": VOCABULARY, "max_position_embeddings": 8, **ENDS},
-            vision_config={**TOWER, "image_size": 32, "patch_size": 8},
-            projection_dim=16,
-        )
-    )
+    return transformers.CLIPModel(transformers.CLIPConfig(text_config=READ, vision_config=SEEN, projection_dim=16))
 
 
 def captioned(rows: int) -> Batch:
@@ -203,22 +62,9 @@ def contrast(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def blip() -> nn.Module:
-    return BlipForConditionalGeneration(
-        BlipConfig(
-            text_config={
-                **TOWER,
-                "encoder_hidden_size": 32,
-                "vocab_size": VOCABULARY,
-                "max_position_embeddings": 8,
-                "hidden_dropout_prob": 0.1,
-                "attention_probs_dropout_prob": 0.1,
-                "use_cache": False,
-                "sep_token_id": VOCABULARY - 1,
-                **ENDS,
-            },
-            vision_config={**TOWER, "image_size": 32, "patch_size": 8},
-        )
-    )
+    text = {**READ, "encoder_hidden_size": 32, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+            "use_cache": False, "sep_token_id": VOCABULARY - 1}  # fmt: skip
+    return transformers.BlipForConditionalGeneration(transformers.BlipConfig(text_config=text, vision_config=SEEN))
 
 
 def captions(rows: int) -> Batch:
@@ -228,17 +74,12 @@ def captions(rows: int) -> Batch:
 
 
 def llava() -> nn.Module:
-    text = {key: value for key, value in TOWER.items() if key != "hidden_size"}
-    return LlavaForConditionalGeneration(
-        LlavaConfig(
-            vision_config=CLIPVisionConfig(**{**TOWER, "num_hidden_layers": 3}, image_size=32, patch_size=8),
-            text_config=LlamaConfig(
-                **text, hidden_size=24, num_key_value_heads=2, vocab_size=VOCABULARY, use_cache=False
-            ),
-            image_token_index=IMAGE_TOKEN,
-            image_seq_length=PATCHES,
-        )
-    )
+    text = {**TOWER, "hidden_size": 24, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "use_cache": False}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**{**SEEN, "num_hidden_layers": 3}),
+        text_config=transformers.LlamaConfig(**text), image_token_index=IMAGE_TOKEN, image_seq_length=PATCHES,
+    )  # fmt: skip
+    return transformers.LlavaForConditionalGeneration(config)
 
 
 def prompted(rows: int) -> Batch:
@@ -261,23 +102,12 @@ def answer(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def segformer() -> nn.Module:
-    return SegformerForSemanticSegmentation(
-        SegformerConfig(
-            num_encoder_blocks=2,
-            depths=(2, 2),
-            sr_ratios=(2, 1),
-            hidden_sizes=(16, 32),
-            patch_sizes=(7, 3),
-            strides=(4, 2),
-            num_attention_heads=(1, 2),
-            mlp_ratios=(2, 2),
-            hidden_dropout_prob=0.1,
-            attention_probs_dropout_prob=0.1,
-            drop_path_rate=0.2,
-            decoder_hidden_size=32,
-            num_labels=CLASSES,
-        )
-    )
+    config = transformers.SegformerConfig(
+        num_encoder_blocks=2, depths=(2, 2), sr_ratios=(2, 1), hidden_sizes=(16, 32), patch_sizes=(7, 3),
+        strides=(4, 2), num_attention_heads=(1, 2), mlp_ratios=(2, 2), hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.1, drop_path_rate=0.2, decoder_hidden_size=32, num_labels=CLASSES,
+    )  # fmt: skip
+    return transformers.SegformerForSemanticSegmentation(config)
 
 
 def segmented(rows: int) -> Batch:
@@ -294,25 +124,13 @@ def segment(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def detr() -> nn.Module:
-    backbone = ResNetConfig(embedding_size=16, hidden_sizes=(32, 64), depths=(1, 2), out_features=["stage2"])
-    return DetrForObjectDetection(
-        DetrConfig(
-            use_timm_backbone=False,
-            backbone_config=backbone,
-            num_queries=6,
-            d_model=32,
-            encoder_layers=2,
-            encoder_attention_heads=4,
-            encoder_ffn_dim=64,
-            decoder_layers=2,
-            decoder_attention_heads=4,
-            decoder_ffn_dim=64,
-            dropout=0.1,
-            attention_dropout=0.1,
-            activation_dropout=0.1,
-            num_labels=CLASSES,
-        )
-    )
+    backbone = {"embedding_size": 16, "hidden_sizes": (32, 64), "depths": (1, 2), "out_features": ["stage2"]}
+    config = transformers.DetrConfig(
+        use_timm_backbone=False, backbone_config=transformers.ResNetConfig(**backbone), num_queries=6, d_model=32,
+        encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=64, decoder_layers=2, decoder_attention_heads=4,
+        decoder_ffn_dim=64, dropout=0.1, attention_dropout=0.1, activation_dropout=0.1, num_labels=CLASSES,
+    )  # fmt: skip
+    return transformers.DetrForObjectDetection(config)
 
 
 def boxed(rows: int, boxes: int) -> Batch:
@@ -480,48 +298,47 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch["pixel_values"]), batch["labels"])
 
 
-def _transformers(
-    name: str,
-    make: Callable[[], nn.Module],
-    step: Callable[[nn.Module, Any], Any] = classify,
-    batch: Callable[[int], Any] | None = None,
-    shows: str = "",
-    float64: bool = True,
-) -> Entry:
-    return Entry(name, "transformers", make, step, batch or labelled(32), shows, float64)
+def _classifier(name: str, family: str, shows: str = "", **options: Any) -> Entry:
+    """A classifier of transformers, by the name of its family and the options of its config."""
+
+    def make() -> nn.Module:
+        config = getattr(transformers, f"{family}Config")(num_labels=CLASSES, **options)
+        return getattr(transformers, f"{family}ForImageClassification")(config)
+
+    return Entry(name, "transformers", make, classify, labelled(32), shows)
 
 
 VISION: tuple[Entry, ...] = (
-    _transformers("ViT", vit),
-    _transformers("DeiT", deit, shows="a distillation token"),
-    _transformers("Swin", swin, shows="shifted windows, drop path"),
-    _transformers("ConvNeXt", convnext, shows="layer scale, drop path"),
-    _transformers("BEiT", beit, shows="relative position bias, drop path"),
-    _transformers("DINOv2", dinov2, shows="layer scale, drop path, a mask token without gradient"),
-    _transformers("CLIP", clip, contrast, captioned, "two towers, a loss over all pairs of rows"),
-    _transformers("BLIP", blip, own_loss, captions, "cross attention, tied embeddings, the model's own loss"),
-    _transformers(
-        "LLaVA",
-        llava,
-        answer,
-        prompted,
-        "image features scattered into text, a last vision layer without use, ignored labels",
-    ),
-    _transformers("SegFormer", segformer, segment, segmented, "features of all stages meet in the head, BatchNorm"),
-    _transformers("DETR", detr, detect, lambda rows: boxed(rows, 6), "frozen BatchNorm and frozen parameters"),
-    _transformers(
-        "DETR with its own matched loss",
-        detr,
-        detect_matched,
-        lambda rows: boxed(rows, 3),
-        "a matching on the host, which depends on data",
-        float64=False,
-    ),
-    _transformers("ResNet", resnet, shows="BatchNorm"),
-    _transformers("EfficientNet", efficientnet, shows="BatchNorm, squeeze and excitation"),
-    _transformers("MobileNetV2", mobilenet_v2, shows="BatchNorm, depthwise convolutions"),
-    _transformers("RegNet", regnet, shows="BatchNorm, grouped convolutions"),
+    _classifier("ViT", "ViT", **ENCODER),
+    _classifier("DeiT", "DeiT", "a distillation token", **ENCODER),
+    _classifier("Swin", "Swin", "shifted windows, drop path", image_size=32, patch_size=4, embed_dim=16, depths=(2, 2),
+                num_heads=(2, 4), window_size=4, mlp_ratio=2.0, hidden_dropout_prob=0.1,
+                attention_probs_dropout_prob=0.1, drop_path_rate=0.2),
+    _classifier("ConvNeXt", "ConvNext", "layer scale, drop path", image_size=32, num_stages=2, hidden_sizes=(16, 32),
+                depths=(2, 2), layer_scale_init_value=0.1, drop_path_rate=0.2),
+    _classifier("BEiT", "Beit", "relative position bias, drop path", **ENCODER, drop_path_rate=0.2,
+                use_relative_position_bias=True),
+    _classifier("DINOv2", "Dinov2", "layer scale, drop path, a mask token without gradient", **ENCODER, mlp_ratio=2,
+                drop_path_rate=0.2),
+    Entry("CLIP", "transformers", clip, contrast, captioned, "two towers, a loss over all pairs of rows"),
+    Entry("BLIP", "transformers", blip, own_loss, captions, "cross attention, tied embeddings, the model's own loss"),
+    Entry("LLaVA", "transformers", llava, answer, prompted,
+          "image features scattered into text, a last vision layer without use, ignored labels"),
+    Entry("SegFormer", "transformers", segformer, segment, segmented,
+          "features of all stages meet in the head, BatchNorm"),
+    Entry("DETR", "transformers", detr, detect, lambda rows: boxed(rows, 6), "frozen BatchNorm and frozen parameters"),
+    Entry("DETR with its own matched loss", "transformers", detr, detect_matched, lambda rows: boxed(rows, 3),
+          "a matching on the host, which depends on data", float64=False),
+    _classifier("ResNet", "ResNet", "BatchNorm", embedding_size=16, hidden_sizes=(32, 64), depths=(2, 2)),
+    _classifier("EfficientNet", "EfficientNet", "BatchNorm, squeeze and excitation", image_size=32,
+                width_coefficient=0.25, depth_coefficient=1.0, kernel_sizes=(3, 3, 5), in_channels=(32, 16, 24),
+                out_channels=(16, 24, 40), strides=(1, 2, 2), num_block_repeats=(1, 2, 2), expand_ratios=(1, 6, 6),
+                hidden_dim=320, dropout_rate=0.2, initializer_range=0.2),
+    _classifier("MobileNetV2", "MobileNetV2", "BatchNorm, depthwise convolutions", image_size=32,
+                depth_multiplier=0.25, finegrained_output=False, output_stride=16, classifier_dropout_prob=0.2),
+    _classifier("RegNet", "RegNet", "BatchNorm, grouped convolutions", embedding_size=16, hidden_sizes=(16, 32),
+                depths=(2, 2), groups_width=8),
     Entry("DenseNet", "torch", DenseNet, cross_entropy, labelled(16), "BatchNorm, dense concatenations"),
     Entry("U-Net", "torch", UNet, cross_entropy, segmented, "BatchNorm, skip connections"),
     Entry("PlainResNet", "torch", PlainResNet, cross_entropy, labelled(32), "BatchNorm, in-place ReLU and addition"),
-)
+)  # fmt: skip
