@@ -75,7 +75,12 @@ def test_schedule_above_the_limit_is_drawn_with_the_reason(client):
     ("question", "words"),
     [
         ({"kind": "other"}, "a question's kind is uniform, plan, file"),
+        ({"kind": ["plan"]}, "a question's kind is"),
         ({"kind": "uniform", "devices": 0}, "devices is 0: the explorer accepts 1 to 256"),
+        ({"kind": "uniform", "microbatches": 1025}, "microbatches is 1025: the explorer accepts 1 to 1024"),
+        ({"kind": "uniform", "chunks": 9}, "chunks is 9: the explorer accepts 1 to 8"),
+        ({"kind": "uniform", "parameters": {"rounds": 2}}, "--rounds is no parameter of 1f1b"),
+        ({"kind": "plan", "sudo": True}, "the page's question is not valid"),
         ({"kind": "uniform", "devices": "many"}, "question.devices"),
         ({"kind": "uniform", "color": 1}, "color"),
         ({"kind": "uniform", "schedule": "1f1c"}, "there is no schedule '1f1c': did you mean 1f1b"),

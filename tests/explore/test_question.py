@@ -43,25 +43,6 @@ def test_plain_question_has_what_is_not_at_its_default_and_is_read_again():
     assert key_of(UniformQuestion(comm=0.0)) == key_of(UniformQuestion())
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ({"kind": "riddle"}, "a question's kind is uniform, plan, file"),
-        ([], "a question's kind is"),
-        ({"kind": ["plan"]}, "a question's kind is"),
-        ({"kind": "uniform", "devices": 257}, "devices is 257: the explorer accepts 1 to 256"),
-        ({"kind": "uniform", "microbatches": 0}, "microbatches is 0: the explorer accepts 1 to 1024"),
-        ({"kind": "uniform", "chunks": 9}, "chunks is 9: the explorer accepts 1 to 8"),
-        ({"kind": "uniform", "parameters": {"csv": "/etc"}}, "'csv' is no parameter of a schedule"),
-        ({"kind": "uniform", "devices": "many"}, "the page's question is not valid"),
-        ({"kind": "plan", "sudo": True}, "the page's question is not valid"),
-    ],
-)
-def test_other_questions_are_refused(data, said):
-    with pytest.raises(RequestError, match=said):
-        parse_question(data)
-
-
 def test_request_is_an_object_of_limited_size():
     assert parse_request(b'{"question": {"kind": "file"}}') == {"question": {"kind": "file"}}
     with pytest.raises(RequestError, match="it must be a JSON object"):

@@ -1,7 +1,7 @@
 """Answers on uniform stages: the schedule, why it does not fit, and the points of time against memory."""
 
 import pytest
-from panpipe.core.errors import InfeasibleError, RequestError
+from panpipe.core.errors import InfeasibleError
 from panpipe.core.report.schedule import schedule_data
 from panpipe.core.schedules.registry import find_family
 from panpipe.explore import uniform_answers
@@ -47,13 +47,6 @@ def test_request_that_no_memory_is_enough_for_has_its_first_reason(monkeypatch):
     with pytest.raises(InfeasibleError, match=r"nothing fits in 2\.0"):
         scored_of(UniformQuestion(memory_limit=2.0))
     assert limits == [True, False]
-
-
-def test_unknown_schedules_and_parameters_are_refused():
-    with pytest.raises(RequestError, match="nothing"):
-        scored_of(UniformQuestion(schedule="nothing"))
-    with pytest.raises(RequestError, match="--rounds is no parameter of 1f1b"):
-        scored_of(UniformQuestion(parameters={"rounds": 2}))
 
 
 def test_idle_time_is_divided_by_cause():

@@ -3,13 +3,11 @@
 
 import copy
 import math
-from typing import NamedTuple
 
 import panpipe
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 
 def fit(model, step, batches, microbatches=4, optimizer=torch.optim.AdamW, **options):
@@ -149,24 +147,6 @@ for batch in classes(2):
     l0, k = loss.item(), 1
 
 
-# %% blocks_in_a_dict_by_name
-class Routed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleDict({"first": nn.Linear(6, 8), "second": nn.Linear(8, 8)})
-        self.acts = nn.ModuleDict([["relu", nn.ReLU()], ["gelu", nn.GELU()]])
-        self.order, self.act, self.head = ["first", "second"], "gelu", nn.Linear(8, 3)
-
-    def forward(self, x):
-        for name in self.order:
-            x = self.acts[self.act](self.blocks[name](x))
-        return self.head(x)
-
-
-model = Routed()
-pipe = fit(model, classify, classes())
-
-
 # %% activation_by_its_name
 class Net(nn.Module):
     def __init__(self, activation="silu"):
@@ -202,22 +182,6 @@ for i, batch in enumerate(batches):
     if i % 2:
         model.eval()
         loss = pipe.evaluate(batch)
-
-
-# %% dropout_everywhere | keyed
-class Net(nn.Module):
-    def __init__(self, p=0.2):
-        super().__init__()
-        self.p, self.embed = p, nn.Embedding(12, 8)
-        self.a, self.b, self.drop = nn.Linear(8, 8), nn.Linear(8, 12), nn.Dropout1d(0.1)
-
-    def forward(self, x):
-        h = F.dropout(self.embed(x), self.p, self.training)
-        return self.b(F.alpha_dropout(torch.selu(self.a(self.drop(h))), 0.1, self.training))
-
-
-model = Net()
-pipe = fit(model, next_word, sentences())
 
 
 # %% tied_weights_of_a_language_model
@@ -319,24 +283,6 @@ model = Encoder()
 pipe = fit(model, step, [{"a": torch.randn(8, 6), "b": torch.randn(8, 6)} for _ in range(4)])
 
 
-# %% preference_pairs_side_by_side
-class Reward(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.score = nn.Embedding(12, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, tokens):
-        return self.score(self.embed(tokens).mean(1)).squeeze(-1)
-
-
-def step(model, batch):
-    margin = model(batch["chosen"]) - model(batch["rejected"])
-    return -F.logsigmoid(margin).mean(), {"accuracy": (margin > 0).double().mean()}
-
-
-model = Reward()
-pipe = fit(model, step, [{k: torch.randint(12, (8, 5)) for k in ("chosen", "rejected")} for _ in range(4)])
-
 # %% preference_pairs_in_halves_of_the_batch | warns=relates
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
 
@@ -347,93 +293,6 @@ def step(model, x):
 
 
 pipe = fit(model, step, [torch.randn(8, 6) for _ in range(4)], microbatches=2)
-
-# %% class_weights_of_the_loss | warns=relates
-class_weights = torch.tensor([0.2, 1.0, 3.0])
-criterion = nn.CrossEntropyLoss(weight=class_weights)
-model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def step(model, batch):
-    return criterion(model(batch["x"]), batch["y"])
-
-
-pipe = fit(model, step, classes())
-
-
-# %% multi_task_with_losses_in_a_dict
-class Heads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
-        self.heads = nn.ModuleDict({"cls": nn.Linear(8, 3), "reg": nn.Linear(8, 6)})
-
-    def forward(self, x):
-        h = self.trunk(x)
-        return {name: head(h) for name, head in self.heads.items()}
-
-
-WEIGHTS = {"cls": 1.0, "reg": 0.5}
-
-
-def step(model, batch):
-    outputs = model(batch["x"])
-    losses = {"cls": F.cross_entropy(outputs["cls"], batch["y"]), "reg": F.mse_loss(outputs["reg"], batch["x"])}
-    loss = sum(WEIGHTS[name] * value for name, value in losses.items())
-    return loss, {f"loss_{name}": value.detach() for name, value in losses.items()}
-
-
-model = Heads()
-pipe = fit(model, step, classes())
-
-
-# %% named_tuple_batches_and_outputs
-class Batch(NamedTuple):
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-class Output(NamedTuple):
-    logits: torch.Tensor
-    hidden: torch.Tensor
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
-
-    def forward(self, x):
-        hidden = torch.relu(self.a(x))
-        return Output(self.b(hidden), hidden)
-
-
-def step(model, batch):
-    out = model(batch.x)
-    return F.cross_entropy(out.logits, batch.y) + 0.01 * out.hidden.abs().mean()
-
-
-model = Net()
-pipe = fit(model, step, [Batch(**batch) for batch in classes()])
-
-
-# %% checkpointed_blocks
-class Deep(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem, self.blocks = nn.Linear(6, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.head, self.gradient_checkpointing = nn.Linear(8, 3), True
-
-    def forward(self, x):
-        x = self.stem(x)
-        for block in self.blocks:
-            run = lambda x, block=block: torch.relu(block(x))  # noqa: E731
-            x = checkpoint(run, x, use_reentrant=False) if self.gradient_checkpointing and self.training else run(x)
-        return self.head(x)
-
-
-model = Deep()
-pipe = fit(model, classify, classes())
 
 
 # %% teacher_that_follows_between_steps | threads
