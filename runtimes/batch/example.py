@@ -75,7 +75,7 @@ class Example:
         symbols = varying.of(largest.shape)
         if symbols:
             try:
-                with symbolic_sizes():
+                with symbolic_sizes(parts=not traced):
                     symbolic = operators_of(capture(symbolic=symbols))
                     found = symbolic.step.sizes
                     sizes = None if found is None else found.values(sizes_of(largest.shape))

@@ -233,7 +233,7 @@ class Shapes:
             return None
         found, reason = None, "the step fixes them, as a loop over a sequence does"
         try:
-            with self._counted(shape), symbolic_sizes():
+            with self._counted(shape), symbolic_sizes(self._team.tensors.divided):
                 operators = operators_of(self._captured(piece, dims))
             found = self._sized_programs(operators, shape)
             failure = self._symbolic.get(id(operators))
@@ -253,7 +253,7 @@ class Shapes:
             return None
         if id(operators) not in self._symbolic:
             try:
-                with self._counted(shape, 0), symbolic_sizes():
+                with self._counted(shape, 0), symbolic_sizes(symbols.of_parts):
                     self._symbolic[id(operators)] = self._compile(operators, shape, None)
             except Exception as error:  # the programs of a capture with numbers raise the user's
                 self._symbolic[id(operators)] = reason_of(error)

@@ -90,7 +90,9 @@ def compile_stages(
     wanted = list(wanted)
     if operators.symbolic is not None and compiler is None:
         whole, sizes = operators.symbolic
-        with suppress(Exception), symbolic_sizes():  # the programs with numbers raise the user's
+        symbols = whole.step.sizes
+        # The programs with numbers raise the user's errors.
+        with suppress(Exception), symbolic_sizes(symbols is not None and symbols.of_parts):
             made = compile_stages(whole, stages, wanted, where, None, known, may_be_empty)
             return evolve(made.with_sizes(sizes), operators=operators)
     layout, devices = boundaries(operators, stages), where or {}

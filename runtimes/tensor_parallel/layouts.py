@@ -43,40 +43,28 @@ def parts_of(model: nn.Module) -> nn.Module:
 
     What is no DTensor is the user's own object.
     """
-    root = nn.Module()
-    known: dict[int, nn.Parameter] = {}
-
-    def place(name: str) -> tuple[nn.Module, str]:
-        *path, last = name.split(".")
-        module = root
-        for part in path:
-            if part not in module._modules:
-                module.add_module(part, nn.Module())
-            inner = module._modules[part]
-            assert inner is not None
-            module = inner
-        return module, last
-
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in known:
-            part = _part(parameter)
-            known[id(parameter)] = (
-                nn.Parameter(part, requires_grad=parameter.requires_grad)
-                if hasattr(parameter, "to_local")
-                else parameter
-            )
-        module, last = place(name)
-        module.register_parameter(last, known[id(parameter)])
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        module, last = place(name)
-        module.register_buffer(last, _part(buffer) if hasattr(buffer, "to_local") else buffer)
-    return root
+    return _parts_of(model, {})
 
 
-def _part(parameter: Any) -> Tensor:
-    """The part of a parameter that this rank holds."""
-    local = parameter.detach()
-    return local.to_local() if hasattr(local, "to_local") else local  # type: ignore[no-any-return]
+def _parts_of(module: nn.Module, known: dict[int, nn.Parameter]) -> nn.Module:
+    made = nn.Module()
+    for name, parameter in module._parameters.items():
+        part: Any = parameter
+        if hasattr(parameter, "to_local"):
+            part = known.get(id(parameter))
+            if part is None:
+                part = known[id(parameter)] = nn.Parameter(_part(parameter), requires_grad=parameter.requires_grad)
+        made.register_parameter(name, part)
+    for name, buffer in module._buffers.items():
+        made.register_buffer(name, _part(buffer) if hasattr(buffer, "to_local") else buffer)
+    for name, child in module._modules.items():
+        made.add_module(name, None if child is None else _parts_of(child, known))
+    return made
+
+
+def _part(value: Any) -> Tensor:
+    """The part of a DTensor that this rank holds."""
+    return value.detach().to_local()  # type: ignore[no-any-return]
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -173,17 +161,11 @@ class LinkedModel:
 
     def publish_gradients(self) -> None:
         """Give the user's parameters the gradients of their parts, as DTensors."""
-        from torch.distributed.tensor import DTensor
-
         parts = named_tensors(self._parts)
         for name, tensor in self._known.items():
             part: Any = parts[name]
-            if not isinstance(tensor, DTensor):
+            if not hasattr(tensor, "to_local"):
                 continue
-            whole: Any = tensor
-            whole.grad = None if part.grad is None else DTensor.from_local(
-                part.grad, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape,
-                stride=whole.stride(),
-            )  # fmt: skip
+            tensor.grad = None if part.grad is None else DTensorLayout.of(tensor).whole(part.grad)
             if part.grad is not None:
                 self._published.add(name)

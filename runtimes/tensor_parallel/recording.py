@@ -121,6 +121,7 @@ class StepOfRank:
                 raise
             # Autograd refuses that the result of a divided module is written.
             program = self._program(leaves, spec, gradients=False)
+        keep_dimensions(program.graph)
         drop_views(program.graph)
         replace_collectives(program.graph)
         program.recompile()
@@ -288,6 +289,16 @@ def _own_backward_refused(watch: LayoutWatch) -> Iterator[None]:
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
         yield
+
+
+def keep_dimensions(graph: fx.Graph) -> None:
+    """Guard symbolic sizes against 1 where a dimension of size 1 would be removed: the program keeps it."""
+    for node in graph.nodes:
+        if getattr(node.target, "overloadpacket", None) is torch.ops.aten.squeeze:
+            shape = node.args[0].meta["val"].shape
+            dims = node.args[1] if len(node.args) > 1 else range(len(shape))
+            for dim in [dims] if isinstance(dims, int) else dims:
+                bool(shape[dim] != 1)
 
 
 def drop_views(graph: fx.Graph) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ...backends.data_collectives import all_gather_data
 from ...core.capture.export.operators import Operators
+from ...core.capture.python.refusals import gradient_hooks
 from ...core.capture.values.sparse_tensors import distributed_tensors
 from ...core.cluster.mesh import Mesh, MeshShape
 from ...core.cluster.tensor_groups import GroupedCluster
@@ -343,18 +344,12 @@ def _refuse_fsdp(model: nn.Module) -> None:
 
 
 def _refuse_hooks(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            raise RequestError(
-                f"{module_text(name)} has a backward hook: the backward of models with DTensor parameters is derived "
-                "from their forward, without hooks; remove it"
-            )
-    for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise RequestError(
-                f"'{name}' has a gradient hook: the backward of models with DTensor parameters is derived from their "
-                "forward, without hooks; remove it"
-            )
+    what = next((owner for owner, _, _ in gradient_hooks(model)), None)
+    if what is not None:
+        raise RequestError(
+            f"{what} has a gradient hook: the backward of models with DTensor parameters is derived from their "
+            "forward, without hooks; remove it"
+        )
 
 
 _OPERATIONS = {SUM: dist.ReduceOp.SUM, MAX: dist.ReduceOp.MAX}

@@ -24,6 +24,8 @@ import torch
 from attrs import define, evolve, field
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._prims_common import is_contiguous_or_false
+from torch.fx.experimental.symbolic_shapes import guard_or_true
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
@@ -60,19 +62,19 @@ def dense_order(value: Tensor) -> tuple[int, ...]:
     an attention a result that the next `view` cannot show, and another last bit to a sum.
     """
     strides = value.stride()
-    wide = [dim for dim, n in enumerate(value.shape) if n > 1]
-    if value.is_contiguous() or any(strides[dim] == 0 for dim in wide):
+    wide = [dim for dim, n in enumerate(value.shape) if guard_or_true(n > 1)]
+    if is_contiguous_or_false(value) or any(strides[dim] == 0 for dim in wide):
         return ()
     by_stride = iter(sorted(wide, key=strides.__getitem__, reverse=True))
     # Strides of dimensions with one element say nothing: these stay where they are.
-    order = tuple(next(by_stride) if n > 1 else dim for dim, n in enumerate(value.shape))
+    order = tuple(next(by_stride) if dim in wide else dim for dim in range(value.dim()))
     return order if order != tuple(range(value.dim())) else ()
 
 
 def is_dense(value: Tensor) -> bool:
     """Whether a tensor's elements fill its memory without gaps, in some order of its dimensions."""
     order = dense_order(value)
-    return (value.permute(order) if order else value).is_contiguous()
+    return is_contiguous_or_false(value.permute(order) if order else value)
 
 
 def tensor_bytes(value: Any) -> int:

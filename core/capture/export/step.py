@@ -156,10 +156,16 @@ def quiet_torch() -> Iterator[None]:
 
 
 @contextmanager
-def symbolic_sizes() -> Iterator[None]:
+def symbolic_sizes(parts: bool = False) -> Iterator[None]:
     """The context of captures with symbolic sizes, and of what is derived from them: torch computes sizes once, and
-    neither logs nor warns of them."""
-    with quiet_torch(), computed_once(), warnings.catch_warnings():
+    neither logs nor warns of them.
+
+    Args:
+        parts: whether tensor ranks have parts of dimensions. A part of size 1 is not special then, although a whole
+            dimension of size 1 is: sequences of as many tokens as ranks have the program of all others.
+    """
+    oblivious = _config.patch(backed_size_oblivious=parts)  # type: ignore[attr-defined]
+    with quiet_torch(), computed_once(), oblivious, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Raw SymInt value")
         yield
 

@@ -230,12 +230,17 @@ class SizeSymbols:
             return None
         allowed = self.env.var_to_range
         valid = (
-            all(allowed[symbol].lower <= own <= allowed[symbol].upper for symbol, own in sizes.symbols.items())
+            all(max(2, allowed[symbol].lower) <= own <= allowed[symbol].upper for symbol, own in sizes.symbols.items())
             and all(sizes.value(expression) == own for expression, own in symbolic)
             and all(map(sizes.value, self._guards))
             and all(same(sizes.of) for same in self.reads)
         )
         return sizes if valid else None
+
+    @property
+    def of_parts(self) -> bool:
+        """Whether parts of dimensions may have size 1, see `symbolic_sizes`."""
+        return bool(self.env.size_like)
 
     @property
     def fixed(self) -> bool:

@@ -108,7 +108,7 @@ def check_gradient_hooks(model: nn.Module) -> None:
         "a pipeline does not call it; change gradients by Tensor.register_hook in the forward, or by "
         "Update(clip_norm=) or the optimizer"
     )
-    found = list(_gradient_hooks(model))
+    found = list(gradient_hooks(model))
     for what, hook, accumulated in found:
         code = _code(hook)
         if code is not None and (accumulated or _returns_something(code)):
@@ -120,7 +120,7 @@ def check_gradient_hooks(model: nn.Module) -> None:
         warn_caller(f"{found[0][0]} has a hook on its gradient, one of {len(found)}: {fix}")
 
 
-def _gradient_hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
+def gradient_hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
     """The owner of each hook, the hook, and whether it runs after accumulation."""
     for name, module in model.named_modules():
         for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from panpipe.core.capture.export.step import capture_step, symbolic_sizes
 from panpipe.core.errors import RequestError
 from panpipe.core.tensor_collectives import ALL_REDUCE, communicating
 from panpipe.runtimes.tensor_parallel.recording import program_of_rank
@@ -90,6 +91,21 @@ def test_operators_without_gradients_have_none_in_the_program(mesh):
     factor = found.detach() / wanted.detach()
     mine, theirs = (dict(each.named_parameters())["up.weight"].grad for each in (parts, plain_parts))
     torch.testing.assert_close(mine, factor * theirs)  # the gradient of a product would have a second part
+
+
+@pytest.mark.parametrize(("code", "serves"), [(torch.relu, True), (lambda part: part.squeeze(1), False)])
+def test_program_of_all_lengths_serves_parts_of_one_token_unless_they_lose_a_dimension(mesh, code, serves):
+    def in_slices(model, batch):
+        whole = DTensor.from_local(batch["x"], mesh, [Replicate()], run_check=False)
+        part = code(whole.redistribute(placements=[Shard(1)]).to_local())
+        return model(DTensor.from_local(part, mesh, [Shard(1)], run_check=False).full_tensor()).mean()
+
+    _, parts, of_rank = recorded(mesh, in_slices)
+    with symbolic_sizes(parts=True):
+        captured = capture_step(parts, of_rank, {"x": torch.ones(2, 4, 3)}, symbolic={0: [1]})
+    assert captured.sizes.values({0: (2, 6, 3)}) is not None
+    assert (captured.sizes.values({0: (2, 2, 3)}) is not None) == serves
+    assert captured.sizes.values({0: (2, 1, 3)}) is None
 
 
 def refused(mesh, function, said):
