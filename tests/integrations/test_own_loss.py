@@ -1,10 +1,9 @@
-"""A Trainer's own loss: the weights of microbatches are found by trying, or the loss is refused."""
+"""A Trainer's own loss: the weights of microbatches are found by trying; `test_transformers` has what is refused."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from panpipe.core.errors import RequestError
 from panpipe.integrations.trainer_steps import BatchCount, step_of_trainer
 from torch import nn
 from transformers import Trainer
@@ -49,10 +48,6 @@ def of_rows(model, inputs, items):
     return model(inputs["x"]).mean()
 
 
-def squared(model, inputs, items):
-    return model(inputs["x"]).sum() ** 2
-
-
 def trainer(loss, accumulation=1):
     class Own(Trainer):
         def __init__(self):
@@ -81,25 +76,15 @@ def test_weight_that_is_right_is_found(loss):
     assert weight == WEIGHTS[loss]
 
 
-def test_count_without_the_first_label_is_tried_from_either_side():
-    model, step = step_of(of_labels, shifts=True)
-    assert step(model.eval(), INPUTS)[1] == 20
-
-
-def test_count_is_found_by_rows_that_ignore_their_first_or_last_labels():
+@pytest.mark.parametrize("ignored", [[], [(slice(None), 0), (0, -1)]], ids=["no label", "first or last labels"])
+def test_count_without_the_first_label_is_tried_from_either_side(ignored):
     labels = LABELS.clone()
-    labels[:, 0], labels[0, -1] = -100, -100
+    for place in ignored:
+        labels[place] = -100
     model, step = step_of(of_labels, shifts=True, example={**INPUTS, "labels": labels})
     assert step(model.eval(), INPUTS)[1] == 20
 
 
-def test_loss_that_is_no_mean_is_refused():
-    with pytest.raises(RequestError, match="the loss of a batch is not the mean of those of its parts by rows or by"):
-        step_of(squared)
-
-
-def test_mean_of_each_batch_is_refused_with_accumulation():
-    with pytest.raises(RequestError, match="compute_loss ignores num_items_in_batch, and Trainer then adds up the means"
-                                           " of the 2 batches"):  # fmt: skip
-        step_of(of_labels, accumulation=2)
-    step_of(of_items, accumulation=2)
+def test_sum_divided_by_the_number_of_items_is_accumulated():
+    model, step = step_of(of_items, accumulation=2)
+    assert step(model.eval(), INPUTS)[1] == 20
