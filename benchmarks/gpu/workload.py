@@ -106,15 +106,9 @@ def pipeline_of(
         plan = plan_of(operators_on(size, model, step, batch), size.microbatches, plan)
     names = ",".join([size.device] * len(plan.device_actions))
     return panpipe.pipeline(
-        model,
-        step,
-        batch,
-        plan=plan,
-        optimizer=optimizer,
-        devices=names,
-        memory=memory,
+        model, step, batch, plan=plan, optimizer=optimizer, devices=names, memory=memory,
         run=panpipe.Run(share_devices=True, progress=False, **options),
-    )
+    )  # fmt: skip
 
 
 def eager(size: Size, model: nn.Module, step: Any, batch: Any, optimizer: Any = torch.optim.AdamW) -> Found:

@@ -5,15 +5,10 @@ device's work) of what is found, the public best, the lower bound, and processor
 ratio of makespans, and the median share of idle time saved over the cases with hop time or unequal costs at or below
 half of 1F1B's memory.
 
-With ``--generated N`` the cases are drawn at random instead, at half of 1F1B's memory (or ``--share``). The best public
-schedule is then the fastest of panpipe's named schedules, without its search, at that memory.
-
     python benchmarks/planning/bench_search.py [--evaluations 800000] [--seed 0] [--devices 8] [--record FILE]
-        [--generated 12 [--draw 1] [--share 0.5]]
 """
 
 import json
-import random
 import statistics
 import sys
 import time
@@ -24,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.schedules.problem import ScheduleProblem
-from panpipe.core.schedules.registry import families, resident_families
-from panpipe.core.schedules.scored import Scored, exceeds, fastest, named_schedules
+from panpipe.core.schedules.registry import families
+from panpipe.core.schedules.scored import Scored
 from panpipe.core.search.find_schedule import EVALUATIONS, find_schedule
 
 from benchmarks.driver import argument_parser, report
@@ -50,32 +45,6 @@ def problems_of(case: dict[str, Any], memory: float) -> list[ScheduleProblem]:
     return problems
 
 
-def generated(count: int, draw: int, share: float) -> list[dict[str, Any]]:
-    """Random cases in the form of the file, for numbers of devices at which V-Min is within half of 1F1B's memory.
-
-    Args:
-        count: number of cases; those in which no named schedule is within the memory are drawn again.
-        draw: seed.
-        share: memory, as a share of 1F1B's.
-    """
-    cases, drawn = list[dict[str, Any]](), random.Random(draw)
-    while len(cases) < count:
-        devices = drawn.choice((4, 6, 7, 8))
-        case: dict[str, Any] = {
-            "devices": devices, "microbatches": devices * drawn.choice((2, 3, 4)), "forward": 10,
-            "backward_input": drawn.randint(9, 14), "backward_weight": drawn.randint(6, 11),
-            "comm": drawn.choice((0, 0.5, 1, 2)),
-        }  # fmt: skip
-        memory = share * devices
-        named = [one for each in problems_of(case, memory) for one in named_schedules(each, resident_families())]
-        named = [one for one in named if not exceeds(one)]
-        if named:
-            best = fastest(named)
-            level = {"schedule": best.schedule.name, "memory": memory, "makespan": best.result.makespan}
-            cases.append({**case, "frontier": [level]})
-    return cases
-
-
 def search(case: dict[str, Any], memory: float, evaluations: int, seed: int) -> Scored:
     """The fastest schedule found; memory in one device's saved tensors for one microbatch."""
     return find_schedule(problems_of(case, memory), families().values(), evaluations=evaluations, seed=seed)
@@ -86,16 +55,9 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=EVALUATIONS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--devices", type=int, help="only the cases with this number of devices")
-    parser.add_argument("--generated", type=int, help="draw this number of cases at random")
-    parser.add_argument("--draw", type=int, default=1, help="seed of the cases drawn at random")
-    parser.add_argument("--share", type=float, default=0.5, help="memory of drawn cases as a share of 1F1B's")
     arguments = parser.parse_args()
     rows, worst, saved = [], 0.0, []
-    if arguments.generated is None:
-        cases = json.loads(CASES.read_text(encoding="utf-8"))["frontiers"]
-    else:
-        cases = generated(arguments.generated, arguments.draw, arguments.share)
-    for case in cases:
+    for case in json.loads(CASES.read_text(encoding="utf-8"))["frontiers"]:
         if arguments.devices not in (None, case["devices"]):
             continue
         costs = case["forward"], case["backward_input"], case["backward_weight"]

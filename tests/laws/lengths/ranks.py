@@ -1,4 +1,4 @@
-"""Checks laws of lengths on each rank, under torchrun: ``ranks.py FOLDER NAME...``.
+"""Checks laws of lengths on each rank: ``torchrun … ranks.py FOLDER NAME...``.
 
 The problems of each rank go to ``FOLDER/RANK.json``.
 """
@@ -15,8 +15,18 @@ from typing import Any
 
 import torch
 
-from .models import CASES
-from .walks import ACCUMULATE, CHECKPOINT, EVALUATE, RESUME, STEP, check_peaks, check_walk, random_walk
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from tests.laws.lengths.models import CASES
+from tests.laws.lengths.walks import (
+    ACCUMULATE,
+    CHECKPOINT,
+    EVALUATE,
+    RESUME,
+    STEP,
+    check_peaks,
+    check_walk,
+    random_walk,
+)
 
 RANK = int(os.environ.get("RANK", "0"))
 REPLICAS = {"mesh": "pp=1,dp=2", "ahead": RANK}

@@ -3,9 +3,6 @@
 import copy
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import panpipe
@@ -16,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from ...support.launch import forked_script
 from .kinds import KINDS
 from .models import CASES as MODELS
 from .models import Case
@@ -68,15 +66,9 @@ def on_ranks(tmp_path_factory):
     @functools.cache
     def results(names: tuple[str, ...]):
         folder = tmp_path_factory.mktemp("ranks")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command += ["-m", f"{__package__}.ranks", str(folder), *names]
-        ended = subprocess.run(
-            command, env={**os.environ, "OMP_NUM_THREADS": "1", "PANPIPE_TIMEOUT_S": "60", "PANPIPE_CACHE": ""},
-            capture_output=True, text=True, encoding="utf-8", timeout=1500, check=False, cwd=Path(__file__).parents[3],
-        )  # fmt: skip
-        files = [folder / f"{rank}.json" for rank in range(2)]
-        found = [json.loads(file.read_text(encoding="utf-8")) if file.exists() else {} for file in files]
-        return {name: [one.get(name, ended.stderr[-2000:]) for one in found] for name in names}
+        forked_script(Path(__file__).with_name("ranks.py"), str(folder), *names, PANPIPE_TIMEOUT_S="60")
+        found = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+        return {name: [one[name] for one in found] for name in names}
 
     return results
 
