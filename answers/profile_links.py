@@ -117,7 +117,7 @@ def _measure(where: torch.device, kind: str, backend: str | None, repeats: int) 
         if team.local == (0,):
             note(f"measuring links between {team.size} ranks over {team.kind.name}")
         measured = measure_links(team, lambda _: here, groups_to_measure(hosts), repeats=repeats)
-        memory = memory_of_each(team, here)
+        memory = memory_of_each(team, dict.fromkeys(team.local, here))
         (copies, *_) = team.everywhere(lambda device: host_copies(here) if device == 0 else [])
     finally:
         team.close()

@@ -122,7 +122,7 @@ def _link(device: torch.device) -> tuple[float, float] | None:
 
     team = ThreadTeam(2)
     try:
-        (link,) = measured_cluster(team, device).links
+        (link,) = measured_cluster(team, dict.fromkeys(team.local, device)).links
     finally:
         team.close()
     return link.bytes_per_s, link.latency_s

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from attrs import Factory, evolve, field, frozen
+from attrs import define, evolve, field
 
 from ...core.capture.export.few_operators import refuse_too_few
 from ...core.capture.export.operators import Operators
@@ -67,7 +67,7 @@ LEAST_GAIN = 0.03
 vary by about as much from one run to the next."""
 
 
-@frozen
+@define(eq=False)
 class Planning:
     """The request of an automatic plan.
 
@@ -87,16 +87,12 @@ class Planning:
     optimizer: OptimizerFactory | None = None
     programs: ProgramOptions = field(factory=ProgramOptions)
     report: Report = silent
-    measured: Measurements = field(
-        default=Factory(
-            lambda planning: Measurements(planning.example, planning.team, planning.optimizer, planning.programs),
-            takes_self=True,
-        ),
-        init=False,
-    )
-
+    measured: Measurements = field(init=False)
     regular: set[Stages] = field(factory=set, init=False)
-    _in_python: list[bool] = field(factory=list, init=False)
+    _in_python: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.measured = Measurements(self.example, self.team, self.optimizer, self.programs)
 
     @property
     def operators(self) -> Operators:
@@ -115,7 +111,7 @@ class Planning:
         cluster = self._measured_cluster()
         self.report("measuring operators")
         graph = self.measured.graph()
-        self._in_python[:] = [self.team.decide(lambda: self._prepare_search(graph))]  # one rank compiles for all
+        self._in_python = self.team.decide(lambda: self._prepare_search(graph))  # one rank compiles for all
         if self.options.offload == "none":  # what may leave a device is known of programs alone
             try:
                 first, *others = self._compared(self.plans(graph, cluster))
@@ -138,7 +134,7 @@ class Planning:
 
     def _searching(self) -> AbstractContextManager[None]:
         """A context for searches."""
-        return interpreted() if any(self._in_python) else nullcontext()
+        return interpreted() if self._in_python else nullcontext()
 
     def plans(self, graph: OpGraph, cluster: Cluster, *, derive: bool = False) -> list[Plan]:
         """For each cut the fastest plan, and those that need less memory than every faster one.
@@ -253,7 +249,7 @@ class Planning:
         return cluster
 
     def _evaluations(self, actions: int) -> int:
-        if any(self._in_python):
+        if self._in_python:
             return SHORT_EVALUATIONS
         return max(actions // (6 * self.team.size * self.microbatches), LEAST_EVALUATIONS)
 
@@ -331,7 +327,7 @@ class Planning:
         def search() -> list[Plan]:
             found: list[Plan] = []
             failure: InfeasibleError | None = None
-            for anneal in (False, True) if self.options.anneal and not any(self._in_python) else (False,):
+            for anneal in (False, True) if self.options.anneal and not self._in_python else (False,):
                 # Another order gains at most the time in which the busiest device is idle.
                 if found and min(plan.predicted.bubble_ratio for plan in found) <= ALIKE:
                     break

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field
 from torch import Tensor, nn
 
 from ...core.capture.export.operators import Operators, tensor_bytes
@@ -31,7 +31,7 @@ OPTIMIZER_STEPS, OPTIMIZER_BYTES = 3, 16 << 20
 """Timed steps of an optimizer, after one that creates its state, and the bytes of parameters that it steps."""
 
 
-@frozen(slots=False)
+@define(slots=False, eq=False)
 class Measurements:
     """Measures a model on all devices at once. All ranks call each method at the same time, and get the same result.
 
@@ -41,7 +41,6 @@ class Measurements:
     Attributes:
         costs: results of `costs_of` so far.
         storages: of stages whose programs are known, the storages of saved tensors that may leave the device, by stage.
-        profiled: the results of `graph` so far.
     """
 
     example: Example
@@ -50,7 +49,7 @@ class Measurements:
     programs: ProgramOptions = field(factory=ProgramOptions)
     costs: dict[Stages, tuple[StageCosts, ...]] = field(factory=dict, init=False)
     storages: dict[Stages, tuple[tuple[Storage, ...], ...]] = field(factory=dict, init=False)
-    profiled: list[OpGraph] = field(factory=list, init=False)
+    _graph: OpGraph | None = field(default=None, init=False)
 
     @property
     def operators(self) -> Operators:
@@ -114,14 +113,13 @@ class Measurements:
         """
         graphs = graphs or self.graphs()
         nodes = zip(*(graph.nodes for graph in graphs), strict=True)
-        found = self._with_state(evolve(graphs[0], nodes=tuple(_fastest_node(same) for same in nodes)))
-        self.profiled.append(found)
-        return found
+        self._graph = self._with_state(evolve(graphs[0], nodes=tuple(_fastest_node(same) for same in nodes)))
+        return self._graph
 
     @property
     def measured(self) -> OpGraph:
         """The last result of `graph`, which is called first if it has not been."""
-        return self.profiled[-1] if self.profiled else self.graph()
+        return self.graph() if self._graph is None else self._graph
 
     def _with_state(self, graph: OpGraph) -> OpGraph:
         """The graph with the bytes of each operator's parameters, gradients and optimizer state.

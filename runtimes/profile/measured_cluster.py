@@ -32,21 +32,20 @@ ACK_BYTES = 4
 
 def measured_cluster(
     team: Team,
-    where: torch.device | Mapping[int, torch.device],
+    where: Mapping[int, torch.device],
     host: Callable[[int], str] = lambda device: socket.gethostname(),
 ) -> Cluster:
     """A cluster that describes the devices of a team: equal memory, and a separate link between every two.
 
     Args:
-        where: device of this process → its torch device; or one torch device for all.
+        where: device of this process → its torch device.
         host: device of this process → the name of its host.
     """
-    on = dict.fromkeys(team.local, where) if isinstance(where, torch.device) else where
-    memory, ranks = memory_of_each(team, on), team.mesh.ranks
+    memory, ranks = memory_of_each(team, where), team.mesh.ranks
     if ranks == 1:
         return fully_connected(1, memory, 1e9, 1e-6)
     hosts = team.everywhere(host)
-    measured = [_measured(team, on, find(hosts, team.size)) for find in (inside_hosts, between_hosts)]
+    measured = [_measured(team, where, find(hosts, team.size)) for find in (inside_hosts, between_hosts)]
     inside, between = team.decide(lambda: measured)
     by_rank = {team.rank(number): name for number, name in enumerate(hosts)}
     names = [f"device{rank}" for rank in range(ranks)]
@@ -173,7 +172,7 @@ def undisturbed(times: Sequence[float]) -> float:
     return sorted(times)[(len(times) - 1) // 4]
 
 
-def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device]) -> int:
+def memory_of_each(team: Team, where: Mapping[int, torch.device]) -> int:
     """Bytes of memory of each device: an equal share of the machine's, or of its GPU's among all devices on that GPU,
     also those of other processes.
 
@@ -181,17 +180,16 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
     with the lowest limit.
 
     Args:
-        where: device of this process → its torch device; or one torch device for all.
+        where: device of this process → its torch device.
     """
-    on = dict.fromkeys(team.local, where) if isinstance(where, torch.device) else where
-    everywhere = team.everywhere(lambda device: identity(on[device]))
+    everywhere = team.everywhere(lambda device: identity(where[device]))
 
     def available(device: int) -> int:
-        here = on[device]
+        here = where[device]
         if here.type == "cuda":
             # Memory that this process has reserved is for its own devices; what is free is for all.
             free, total = torch.cuda.mem_get_info(here)  # without the memory of CUDA contexts and other processes
-            reserved, count = torch.cuda.memory_reserved(here), list(on.values()).count(here)
+            reserved, count = torch.cuda.memory_reserved(here), list(where.values()).count(here)
             allowed = int(torch.cuda.get_per_process_memory_fraction(here) * total) // count
             shared = int(free) // everywhere.count(identity(here)) + reserved // count
             return min(shared, allowed)

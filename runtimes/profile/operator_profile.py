@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from attrs import evolve
 from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
 
 from ...core.analytic.single_operator import LoneOperator
 from ...core.capture.export.operators import Operators
@@ -22,6 +23,7 @@ from ...core.capture.graph.storages import storage_sizes
 from ...core.capture.programs.stage import with_device
 from ...core.capture.regions.modes import ModalInterpreter
 from ...core.capture.values.fake_tensors import stand_in_for
+from ...core.capture.values.nesting import tensors_of
 from ...core.capture.values.user_lines import line_of, message_start
 from ...core.costs.graph import OpGraph, OpNode
 from ...core.errors import RequestError, in_a_line
@@ -147,7 +149,7 @@ class _OperatorTimer:
                     "that line, or the batch"
                 ) from error
             # Python code with torch.func.jacrev or the like counts as if it saved what it reads.
-            saved += [t for node in nodes for s in node.all_input_nodes if s in env for t in _flat(env[s])]
+            saved += [t for node in nodes for s in node.all_input_nodes if s in env for t in tensors_of(env[s])]
             self._run(members)
 
     def time(self, op: OpNode) -> tuple[int, int]:
@@ -181,14 +183,14 @@ class _OperatorTimer:
                 for kind, value in zip(self._spans[key], times, strict=True):
                     kind.append(value)
         for node in nodes:
-            env[node] = _detached(env[node])
+            env[node] = tree_map_only(Tensor, Tensor.detach, env[node])
         fixed = [s for s in (*activations, *nodes) if s.name in self._operators.fixed]
-        once = storage_sizes(tensor for s in fixed for tensor in _flat(env[s]))
+        once = storage_sizes(tensor for s in fixed for tensor in tensors_of(env[s]))
         fresh = {key: size for key, size in storage_sizes(saved).items() if key not in known}
         for node in [*parameters, *(n for n in (*sources, *nodes) if self._done(n, op))]:
             env.pop(node, None)
         # The addresses of freed storages may be reused.
-        self._seen = (self._seen | fresh.keys()) & storage_sizes(t for v in env.values() for t in _flat(v)).keys()
+        self._seen = (self._seen | fresh.keys()) & storage_sizes(t for v in env.values() for t in tensors_of(v)).keys()
         shared = sum(size for key, size in fresh.items() if key in once)
         return sum(fresh.values()) - shared, shared
 
@@ -214,11 +216,11 @@ class _OperatorTimer:
     ) -> list[Span | None]:
         inside = set(nodes)
         outputs = [
-            t for n in nodes if not set(n.users) <= inside or not n.users for t in _flat(env[n]) if t.requires_grad
+            t for n in nodes if not set(n.users) <= inside or not n.users for t in tensors_of(env[n]) if t.requires_grad
         ]
         outputs = [t for t in outputs if t.grad_fn is not None]
         wanted = [
-            [t for s in activations for t in _flat(env[s]) if t.requires_grad],
+            [t for s in activations for t in tensors_of(env[s]) if t.requires_grad],
             [env[s] for s in parameters if env[s].requires_grad],
         ]
         if not outputs:
@@ -251,20 +253,8 @@ class _OnDevice(ModalInterpreter):
         return super().call_function(target, with_device(args, self._device), with_device(kwargs, self._device))
 
 
-def _flat(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for v in value for t in _flat(v)] if isinstance(value, tuple | list) else []
-
-
 def _leaf(value: Any, captured: Any) -> Any:
     """A result as an input of other operators: it requires a gradient where the captured one does."""
     if isinstance(value, Tensor):
         return value.detach().requires_grad_(captured.requires_grad)
     return type(value)(map(_leaf, value, captured)) if isinstance(value, tuple | list) else value
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    return type(value)(_detached(v) for v in value) if isinstance(value, tuple | list) else value

@@ -40,9 +40,9 @@ class Transfer:
 
     def wait(self) -> None:
         """Return when the values are in use; further calls have no effect."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.wait()
+        if self._handle is not None:
+            self._handle.wait()
+            self._handle = None
             self._end()
 
 

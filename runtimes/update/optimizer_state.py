@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from ...core.errors import RequestError
 from .buckets import Bucket, Part, in_memory_order
@@ -117,10 +118,10 @@ class NamedState:
         return {name: state.get(i, {}) for i, name in enumerate(self._held)}
 
     def _blank(self, name: str) -> State:
-        """The state that the optimizer will have of a parameter: tensors on meta."""
+        """The state that the optimizer will have of a parameter: tensors on meta, but for scalars such as counters."""
         if name not in self._blanks:
             state = blank_state(self._make, name, self._parameters[name])
-            self._blanks[name] = {key: _on_meta(value) for key, value in state.items()}
+            self._blanks[name] = tree_map_only(Tensor, lambda t: t.to("meta") if t.ndim else t, state)
         return self._blanks[name]
 
     def _options(self, names: list[str], options: Mapping[str, Any], found: Mapping[str, Any]) -> State:
@@ -210,17 +211,7 @@ def leaves_of(state: Mapping[Any, Any], prefix: str = "") -> State:
     return found
 
 
-def _on_meta(value: Any) -> Any:
-    """A state on meta; scalar tensors, such as step counters, are unchanged."""
-    if isinstance(value, dict):
-        return {key: _on_meta(below) for key, below in value.items()}
-    return value.to("meta") if isinstance(value, Tensor) and value.ndim > 0 else value
-
-
-def zeros_of(value: Any, device: torch.device) -> Any:
-    """The state with zeros in place of tensors on meta."""
-    if isinstance(value, dict):
-        return {key: zeros_of(below, device) for key, below in value.items()}
-    if isinstance(value, Tensor):
-        return torch.zeros_like(value, device=device if value.is_meta else value.device)
-    return value
+def zeros_of(state: State, device: torch.device) -> State:
+    """A state with zeros in its tensors; those on meta are on a device then."""
+    found: State = tree_map_only(Tensor, lambda t: torch.zeros_like(t, device=device if t.is_meta else t.device), state)
+    return found

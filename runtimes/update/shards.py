@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from ...backends.contract import Backend
 from ...core.policies.sharding import bucket_bytes
@@ -313,10 +314,12 @@ class Shards:
 
 def narrowed(state: Any, part: Part) -> Any:
     """The part of a parameter's optimizer state: slices of tensors of the parameter's shape, and everything else."""
-    if isinstance(state, dict):
-        return {key: narrowed(value, part) for key, value in state.items()}
     whole = part.whole
-    if not isinstance(state, Tensor) or whole.ndim == 0 or state.shape != whole.shape:
-        return state
-    ordered = torch.empty_strided(whole.shape, whole.stride(), dtype=state.dtype, device=state.device).copy_(state)
-    return part.slice_of(in_memory_order(ordered)).clone()
+
+    def slice_of(tensor: Tensor) -> Tensor:
+        if whole.ndim == 0 or tensor.shape != whole.shape:
+            return tensor
+        ordered = torch.empty_strided(whole.shape, whole.stride(), dtype=tensor.dtype, device=tensor.device)
+        return part.slice_of(in_memory_order(ordered.copy_(tensor))).clone()
+
+    return tree_map_only(Tensor, slice_of, state)

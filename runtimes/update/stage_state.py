@@ -261,18 +261,16 @@ class StageState:
         assert self.shared is not None
         return self.shared.gather(replicas)
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """All reduced gradients."""
+        return [p.grad for p in self.updated.values() if p.grad is not None]
+
     def divide_gradients(self, divisor: Tensor | float) -> None:
         """Divide all reduced gradients by a number, or by a scalar tensor on their device."""
-        held = [p.grad for p in self.updated.values() if p.grad is not None]
-        on_host = not isinstance(divisor, Tensor) or divisor.device.type == "cpu"
+        held, on_host = self.gradients, not isinstance(divisor, Tensor) or divisor.device.type == "cpu"
         if held and not (on_host and divisor == 1):
             torch._foreach_div_(held, float(divisor) if on_host else divisor)
-
-    def multiply_gradients(self, factor: Tensor) -> None:
-        """Multiply all reduced gradients by a scalar."""
-        held = [p.grad for p in self.updated.values() if p.grad is not None]
-        if held:
-            torch._foreach_mul_(held, factor.to(held[0].device))
 
     @property
     def handles_found_inf(self) -> bool:

@@ -276,8 +276,9 @@ class Update:
         if self._refused:
             return
         if self.norm is not None and self.clip_norm is not None:
-            clipping = clipping_factor(self.norm, self.clip_norm)
-            state.multiply_gradients(clipping * self._factor(clipping.dtype))
+            clipping, held = clipping_factor(self.norm, self.clip_norm), state.gradients
+            if held:
+                torch._foreach_mul_(held, (clipping * self._factor(clipping.dtype)).to(held[0].device))
         if self._overflows is not None and state.handles_found_inf:
             state.step((self._overflows > 0).float())
         elif not self.overflow:

@@ -153,7 +153,7 @@ def test_norm_of_a_step_is_read_with_its_loss(mode, clip, monkeypatch):
 def test_links_are_timed_by_the_events_around_messages(monkeypatch):
     monkeypatch.setitem(streams._KINDS, "cpu", RecordedStreams())
     recorded_s = 1e-6  # a copy is one operator
-    (link,) = measured_cluster(ThreadTeam(2), CPU).links
+    (link,) = measured_cluster(ThreadTeam(2), {0: CPU, 1: CPU}).links
     assert link.latency_s == pytest.approx(recorded_s)
     found = measure_links(ThreadTeam(2), lambda _: CPU, (), (64, 1 << 16), 2)
     assert all(s == pytest.approx(recorded_s) for times in found.alone.values() for s in times.values())

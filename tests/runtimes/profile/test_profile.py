@@ -35,7 +35,7 @@ def slow(devices):
 
 def test_links_between_hosts_are_measured_and_not_taken_from_those_inside():
     team = ThreadTeam(4, BackendKind("slow", "for tests", threads=slow))
-    cluster = measured_cluster(team, torch.device("cpu"), lambda device: f"host{device // 2}")
+    cluster = measured_cluster(team, dict.fromkeys(range(4), torch.device("cpu")), lambda device: f"host{device // 2}")
     latency = {(int(link.a[-1]), int(link.b[-1])): link.latency_s for link in cluster.links}
     assert len(latency) == 6
     for (a, b), seconds in latency.items():
