@@ -13,9 +13,9 @@ from ..core.cluster.cluster import Cluster, Device
 from ..core.costs.costs import StageCosts
 from ..core.lowering.queues import Queues
 from ..core.lowering.residency import Timeline, device_timelines
+from ..core.offload.not_offloaded import NotOffloaded, tensors_not_offloaded
 from ..core.plan.plan import Plan
 from ..core.ratios import bubble_ratio
-from ..core.timing.not_offloaded import NotOffloaded, tensors_not_offloaded
 from ..core.trace.trace import (
     COMPUTE_QUEUE,
     HOST_MEMORY,

@@ -13,11 +13,11 @@ from attrs import evolve, field, frozen
 from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Kind
 from ..costs.module_names import module_ranges
 from ..documents import as_plain
+from ..offload.not_offloaded import NotOffloaded
 from ..plan.plan import Plan
 from ..policies.offload import host_slots
 from ..schedules.meaning import short_name
 from ..timing.idle import IdleTime, idle_data
-from ..timing.not_offloaded import NotOffloaded
 from ..trace.compare import bubble_per_device, compare, memory_kinds, peak_memory
 from ..trace.trace import HOST_MEMORY, LinkTrack, MemorySample, Trace, TraceEvent, queue_order
 from ..wording import counted

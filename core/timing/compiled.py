@@ -330,23 +330,20 @@ def fill_saved(out: Any, stage: int, recomputes: bool, saved: float, inputs: flo
 
 
 @njit()
-def peak(order: Any, length: int, d: int, placement: Any, costs: Any, stage_of: Any) -> tuple[float, int]:
-    """The peak bytes of device ``d`` in this order, and the position of the action that reaches it.
+def peak(order: Any, length: int, d: int, placement: Any, costs: Any, stage_of: Any) -> float:
+    """The peak bytes of device ``d`` in this order: state, saved tensors and the running action's workspace.
 
-    State, saved tensors and the running action's workspace.
+    It is the sum of `memory.held_bytes` for coded orders; searches run it for every candidate.
     """
     held = 0.0
     for stage in range(placement.shape[0]):
         if placement[stage] == d:
             held += costs.state[stage]
-    most, position = held, 0
-    for i in range(length):
-        kind, stage = order[i] & 3, stage_of[order[i] >> 2]
+    most = held
+    for code in order[:length]:
+        kind, stage = code & 3, stage_of[code >> 2]
         held += costs.saved[START, kind, stage]
-        need = held + costs.workspace[stage]
-        if need > most:
-            most, position = need, i
+        most = max(most, held + costs.workspace[stage])
         held += costs.saved[END, kind, stage]
-        if held > most:
-            most, position = held, i
-    return most, position
+        most = max(most, held)
+    return most

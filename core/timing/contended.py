@@ -50,8 +50,26 @@ def _local_inputs(
     return bool(finish[KINDS * place] >= 0)
 
 
+# Rows of arrays, and not arrays of a tuple: numba counts a reference at each access to these, which made a run take
+# twice as long.
+ACTIVE, FOLLOWING, FLOWING, GROWING = range(4)
+"""Rows of the queues, by pair of devices (a · devices + b): in the first entries the pairs with a message in transit,
+in the order in which these started; the message in transit, or the next one to start; whether one is in transit; and,
+while rates are computed, the pairs whose rates still grow."""
+LEFT, RATE, SINCE, DRAINED, FAIR = range(5)
+"""Rows of the flows, by pair: bytes of its message left at time ``SINCE``, its bytes per second from then on, when it
+has drained at this rate (infinite without a message), and the fair rate while rates are computed."""
+CAPACITY, SPARE, SHARE, CROSSING = range(4)
+"""Rows of the links: bytes per second, those not given away yet, those for each message, and how many cross it."""
+ISSUED, POSTED, SOURCE, READER = range(4)
+"""Rows of the messages: position of the action whose end sends it, position that the receiver has to reach, code of
+the action that sends it, and the entry of its reader (2 · place, + 1 for a gradient)."""
+PENDING, WHY = range(2)
+"""Rows of the readers: messages still missing, and the source of the one that arrived last."""
+
+
 @njit()
-def run_contended(  # noqa: PLR0915 - its parts are inner functions, which share its arrays
+def run_contended(
     orders: Any,
     lengths: Any,
     count: int,
@@ -66,6 +84,15 @@ def run_contended(  # noqa: PLR0915 - its parts are inner functions, which share
 ) -> float:
     """The step, with messages that share links; further arguments and result as of ``compiled.run``.
 
+    From one event to the next:
+
+    1. Messages start that are sent and whose receives are posted.
+    2. If messages have started or ended, those in transit get their fair rates.
+    3. Devices start their next actions, if the inputs are there.
+    4. The next event is the first end of an action, or of the draining of a message.
+    5. Actions end.
+    6. Messages that have drained end.
+
     Args:
         latency, rate: of the path of every pair of devices, (devices, devices).
         links: :class:`LinkArrays`.
@@ -73,130 +100,36 @@ def run_contended(  # noqa: PLR0915 - its parts are inner functions, which share
     devices, pairs = orders.shape[0], orders.shape[0] * orders.shape[0]
     finish, free, position, left_s = scratch.finish, scratch.free, scratch.place, scratch.left
     summed, queue, stage_of, cause = scratch.summed, scratch.queue, scratch.stage_of, scratch.cause
+    times, second_forward, scatter = costs.times, costs.second_forward, costs.scatter
     finish[:], free[:], position[:], left_s[:] = -1.0, 0.0, 0, work
     summed[:], queue[:] = 0.0, 0.0
     _fill_where(orders, lengths, scratch.where)
-    messages = all_messages(orders, lengths, count, placement, costs, scratch.where)
-    begins, issued, posted, sizes = messages.begins, messages.issued, messages.posted, messages.size
-    sources, readers = messages.source, messages.reader
-    pending, arrived, whys = messages.pending, messages.arrived, messages.why
-    first_link, link_of, capacity = links.first, links.link, links.capacity
-    times, second_forward, scatter = costs.times, costs.second_forward, costs.scatter
-    # The messages in transit, one of each pair at most: their pairs are the first entries of `active`, and the other
-    # arrays are by pair: the next message to start, or the one in transit; whether one is in transit; its bytes left at
-    # time `since`, from which on `flow_rate` applies; and when it has drained at this rate.
-    active, following = np.full(pairs, -1, dtype=np.int64), begins[:pairs].copy()
-    flowing, left = np.zeros(pairs, dtype=np.bool_), np.zeros(pairs)
-    flow_rate, since, drained = np.zeros(pairs), np.zeros(pairs), np.full(pairs, INFINITY)
-    fair, growing = np.zeros(pairs), np.empty(pairs, dtype=np.int64)
-    share, spare, crossing = capacity.copy(), capacity.copy(), np.zeros(capacity.shape[0], dtype=np.int64)
+    begins, sent, sizes, readers = all_messages(orders, lengths, count, placement, costs, scratch.where)
+    queues, flows, arrived = np.zeros((4, pairs), dtype=np.int64), np.zeros((5, pairs)), np.zeros(readers.shape[1])
+    queues[FOLLOWING], flows[DRAINED] = begins[:pairs], INFINITY
+    shared = np.empty((4, links.capacity.shape[0]))
+    shared[CAPACITY] = links.capacity
+    # Devices on which an action or a message has ended, and devices that may have another input.
     moved, stale = np.ones(devices, dtype=np.bool_), np.ones(devices, dtype=np.bool_)
     ending = np.full(devices, INFINITY)
-
-    def fill_fair_rates(number: int) -> None:
-        """Fill ``fair`` with the max-min fair rates of the active pairs, by progressive filling, as in
-        ``simulators/network``."""
-        growing[:number], spare[:] = active[:number], capacity
-        while number > 0:
-            crossing[:] = 0
-            level = INFINITY
-            for pair in growing[:number]:
-                level = min(level, rate[pair // devices, pair % devices])
-                for link in link_of[first_link[pair] : first_link[pair + 1]]:
-                    crossing[link] += 1
-            for link in range(spare.shape[0]):
-                share[link] = spare[link] / crossing[link] if crossing[link] > 0 else INFINITY
-                level = min(level, share[link])
-            kept = 0
-            for pair in growing[:number]:
-                full = rate[pair // devices, pair % devices] <= level
-                for link in link_of[first_link[pair] : first_link[pair + 1]]:
-                    full = full or share[link] <= level
-                if full:
-                    fair[pair] = level
-                    for link in link_of[first_link[pair] : first_link[pair + 1]]:
-                        spare[link] -= level
-                else:
-                    growing[kept] = pair
-                    kept += 1
-            number = kept
-
-    def set_rates(now: float, number: int) -> None:
-        """Give every message in transit its fair rate from now on."""
-        fill_fair_rates(number)
-        for pair in active[:number]:
-            if fair[pair] != flow_rate[pair]:
-                if now > since[pair]:
-                    left[pair] = max(left[pair] - flow_rate[pair] * (now - since[pair]), 0.0)
-                flow_rate[pair], since[pair] = fair[pair], now
-                drained[pair] = now + left[pair] / fair[pair]
-
-    def start_messages(now: float, number: int) -> int:
-        """Start the messages that are sent and whose receives are posted; the number of messages then in transit."""
-        for pair in range(pairs):
-            a, b, m = pair // devices, pair % devices, following[pair]
-            if flowing[pair] or m == begins[pair + 1] or not (moved[a] or moved[b]):
-                continue
-            if issued[m] < position[a] and posted[m] <= position[b]:
-                flowing[pair], active[number] = True, pair
-                left[pair], flow_rate[pair], since[pair] = sizes[m], 0.0, now
-                number += 1
-        return number
-
-    def end_messages(now: float, number: int) -> int:
-        """End the messages that have drained; the number of messages still in transit."""
-        kept = 0
-        for pair in active[:number]:
-            if drained[pair] > now:
-                active[kept] = pair
-                kept += 1
-                continue
-            m, a, b = following[pair], pair // devices, pair % devices
-            reader, at = readers[m], now + latency[a, b]
-            following[pair] += 1
-            flowing[pair], drained[pair] = False, INFINITY
-            pending[reader] -= 1
-            if at >= arrived[reader]:
-                arrived[reader], whys[reader] = at, sources[m]
-            moved[a] = stale[b] = True
-        return kept
-
-    def started(d: int, code: int) -> float:
-        """The end of an action that device ``d`` starts as soon as it may; infinite while an input is missing."""
-        kind, place = code & 3, code >> 2
-        stage, at, why = stage_of[place], free[d], UNKNOWN
-        if not _local_inputs(d, kind, place, stage, count, placement, costs, finish):
-            return INFINITY
-        if kind != WEIGHT:
-            reader = 2 * place + (0 if kind == FORWARD else 1)
-            if pending[reader] > 0:
-                return INFINITY
-            if kind != FORWARD:
-                at += second_forward[stage]
-            if arrived[reader] > at:
-                at, why = arrived[reader], whys[reader]
-        if kind in (WEIGHT, BOTH) and summed[stage] > at:
-            at, why = summed[stage], UNKNOWN
-        cause[code] = why
-        if kind == BOTH:
-            cause[code - 2] = why
-        ends: float = at + times[kind, stage]
-        return ends
-
     number, todo, now, changed = 0, lengths.sum(), 0.0, False
     while True:
-        more = start_messages(now, number)
+        more = _start_messages(now, number, position, moved, begins, sent, sizes, queues, flows)
         if changed or more > number:
             number = more
-            set_rates(now, number)
+            _set_rates(now, number, rate, links.first, links.link, shared, queues, flows)
         moved[:] = False
         for d in range(devices):
             if stale[d] and ending[d] == INFINITY and position[d] < lengths[d]:
-                ending[d] = started(d, orders[d, position[d]])
+                code = orders[d, position[d]]
+                kind, stage = code & 3, stage_of[code >> 2]
+                if _local_inputs(d, kind, code >> 2, stage, count, placement, costs, finish):
+                    at = _begin(free[d], code, stage, second_forward, readers, arrived, summed, cause)
+                    ending[d] = at + times[kind, stage]
             stale[d] = False
         now = ending.min()
-        for pair in active[:number]:
-            now = min(now, drained[pair])
+        for pair in queues[ACTIVE, :number]:
+            now = min(now, flows[DRAINED, pair])
         if now == INFINITY:
             break
         for d in range(devices):
@@ -214,50 +147,140 @@ def run_contended(  # noqa: PLR0915 - its parts are inner functions, which share
             moved[d] = stale[d] = True
             if now + left_s[d] > stop:
                 return INFINITY
-        still = end_messages(now, number)
+        still = _end_messages(now, number, latency, moved, stale, sent, queues, flows, readers, arrived)
         changed, number = still < number, still
     return float(end_of_step(placement, count, costs, scratch)) if todo == 0 else -1.0
+
+
+@njit(inline="always")
+def _start_messages(
+    now: float, number: int, position: Any, moved: Any, begins: Any, sent: Any, sizes: Any, queues: Any, flows: Any
+) -> int:
+    """Start the messages that are sent and whose receives are posted; the number of messages then in transit."""
+    devices = position.shape[0]
+    for pair in range(queues.shape[1]):
+        a, b, m = pair // devices, pair % devices, queues[FOLLOWING, pair]
+        if queues[FLOWING, pair] or m == begins[pair + 1] or not (moved[a] or moved[b]):
+            continue
+        if sent[ISSUED, m] < position[a] and sent[POSTED, m] <= position[b]:
+            queues[FLOWING, pair], queues[ACTIVE, number] = 1, pair
+            flows[LEFT, pair], flows[RATE, pair], flows[SINCE, pair] = sizes[m], 0.0, now
+            number += 1
+    return number
+
+
+@njit(inline="always")
+def _set_rates(
+    now: float, number: int, rate: Any, first: Any, link_of: Any, links: Any, queues: Any, flows: Any
+) -> None:
+    """Give every message in transit its fair rate from now on."""
+    _fill_fair_rates(number, rate, first, link_of, links, queues, flows)
+    for pair in queues[ACTIVE, :number]:
+        fair, current, since = flows[FAIR, pair], flows[RATE, pair], flows[SINCE, pair]
+        if fair != current:
+            if now > since:
+                flows[LEFT, pair] = max(flows[LEFT, pair] - current * (now - since), 0.0)
+            flows[RATE, pair], flows[SINCE, pair] = fair, now
+            flows[DRAINED, pair] = now + flows[LEFT, pair] / fair
+
+
+@njit(inline="always")
+def _fill_fair_rates(number: int, rate: Any, first: Any, link_of: Any, links: Any, queues: Any, flows: Any) -> None:
+    """The max-min fair rates of the active pairs, by progressive filling, as in ``simulators/network``."""
+    devices = rate.shape[0]
+    queues[GROWING, :number], links[SPARE] = queues[ACTIVE, :number], links[CAPACITY]
+    while number > 0:
+        links[CROSSING] = 0.0
+        level = INFINITY
+        for pair in queues[GROWING, :number]:
+            level = min(level, rate[pair // devices, pair % devices])
+            for link in link_of[first[pair] : first[pair + 1]]:
+                links[CROSSING, link] += 1.0
+        for link in range(links.shape[1]):
+            crossing = links[CROSSING, link]
+            links[SHARE, link] = links[SPARE, link] / crossing if crossing > 0 else INFINITY
+            level = min(level, links[SHARE, link])
+        kept = 0
+        for pair in queues[GROWING, :number]:
+            full = rate[pair // devices, pair % devices] <= level
+            for link in link_of[first[pair] : first[pair + 1]]:
+                full = full or links[SHARE, link] <= level
+            if full:
+                flows[FAIR, pair] = level
+                for link in link_of[first[pair] : first[pair + 1]]:
+                    links[SPARE, link] -= level
+            else:
+                queues[GROWING, kept] = pair
+                kept += 1
+        number = kept
+
+
+@njit(inline="always")
+def _begin(
+    now: float, code: int, stage: int, second_forward: Any, readers: Any, arrived: Any, summed: Any, cause: Any
+) -> float:
+    """When a device that is free ``now`` can start an action, whose ``cause`` is filled; infinite while a message is
+    missing."""
+    kind, at, why = code & 3, now, UNKNOWN
+    if kind != WEIGHT:
+        reader = 2 * (code >> 2) + (0 if kind == FORWARD else 1)
+        if readers[PENDING, reader] > 0:
+            return INFINITY
+        if kind != FORWARD:
+            at += second_forward[stage]
+        if arrived[reader] > at:
+            at, why = arrived[reader], readers[WHY, reader]
+    if kind in (WEIGHT, BOTH) and summed[stage] > at:
+        at, why = summed[stage], UNKNOWN
+    cause[code] = why
+    if kind == BOTH:
+        cause[code - 2] = why
+    return at
+
+
+@njit(inline="always")
+def _end_messages(
+    now: float, number: int, latency: Any, moved: Any, stale: Any, sent: Any, queues: Any, flows: Any,
+    readers: Any, arrived: Any,
+) -> int:  # fmt: skip
+    """End the messages that have drained; the number of messages still in transit."""
+    kept, devices = 0, latency.shape[0]
+    for pair in queues[ACTIVE, :number]:
+        if flows[DRAINED, pair] > now:
+            queues[ACTIVE, kept] = pair
+            kept += 1
+            continue
+        m, a, b = queues[FOLLOWING, pair], pair // devices, pair % devices
+        reader, at = sent[READER, m], now + latency[a, b]
+        queues[FOLLOWING, pair], queues[FLOWING, pair], flows[DRAINED, pair] = m + 1, 0, INFINITY
+        readers[PENDING, reader] -= 1
+        if at >= arrived[reader]:
+            arrived[reader], readers[WHY, reader] = at, sent[SOURCE, m]
+        moved[a] = stale[b] = True
+    return kept
 
 
 PREFETCH = 2
 """The default of ``lower``."""
 
 
-class Messages(NamedTuple):
-    """All messages of a step: those of each pair of devices in the order of their sends.
+@njit()
+def all_messages(
+    orders: Any, lengths: Any, count: int, placement: Any, costs: Any, where: Any
+) -> tuple[Any, Any, Any, Any]:
+    """The messages of coded orders: those of each pair of devices in the order of their sends.
 
     Args:
-        begins: offset of each pair's messages in the next five, (devices² + 1); pair a · devices + b.
-        issued: position of the action whose end sends the message.
-        posted: position that the receiver has to reach.
-        source: code of the action that sends it.
-        reader: entry of its reader in the last three: 2 · place, + 1 for a gradient.
-        pending, arrived, why: per reader: messages still missing, the latest arrival, and the source of that one.
+        where: position of every action.
+
+    Returns:
+        Offset of each pair's messages, (devices² + 1); the messages' rows, and their bytes; the readers' rows.
     """
-
-    begins: Integers
-    issued: Integers
-    posted: Integers
-    source: Integers
-    reader: Integers
-    size: Floats
-    pending: Integers
-    arrived: Floats
-    why: Integers
-
-
-@njit()
-def all_messages(orders: Any, lengths: Any, count: int, placement: Any, costs: Any, where: Any) -> Any:
-    """The messages of coded orders; ``where`` has the position of every action."""
     devices, stages = orders.shape[0], placement.shape[0]
     most, number = count * (costs.forward_first[stages] + costs.back_first[stages]), 0
-    pairs, issued, posted = (
-        np.empty(most, dtype=np.int64),
-        np.empty(most, dtype=np.int64),
-        np.empty(most, dtype=np.int64),
-    )
-    sources, readers, sizes = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64), np.empty(most)
-    pending, begins = np.zeros(2 * stages * count, dtype=np.int64), np.zeros(devices * devices + 1, dtype=np.int64)
+    sent, sizes, keys = np.empty((4, most), dtype=np.int64), np.empty(most), np.empty(most, dtype=np.int64)
+    readers, begins = np.zeros((2, 2 * stages * count), dtype=np.int64), np.zeros(devices * devices + 1, dtype=np.int64)
+    readers[WHY] = UNKNOWN
     for back in range(2):
         kind = INPUT if back else FORWARD
         first, edge_from = (costs.back_first, costs.back_from) if back else (costs.forward_first, costs.forward_from)
@@ -269,27 +292,24 @@ def all_messages(orders: Any, lengths: Any, count: int, placement: Any, costs: A
                     continue
                 for microbatch in range(count):
                     source, place = KINDS * (edge_from[e] * count + microbatch) + kind, stage * count + microbatch
-                    pairs[number], issued[number], sources[number] = pair, where[source], source
-                    posted[number], readers[number] = where[KINDS * place + kind], 2 * place + back
-                    sizes[number] = edge_bytes[e]
-                    pending[2 * place + back] += 1
+                    reader = 2 * place + back
+                    sent[ISSUED, number], sent[SOURCE, number], sent[READER, number] = where[source], source, reader
+                    sent[POSTED, number], sizes[number] = where[KINDS * place + kind], edge_bytes[e]
+                    # In the order of sends; those of one action are in the order of their readers.
+                    issued = pair * (orders.shape[1] + 1) + where[source]
+                    keys[number] = issued * readers.shape[1] + reader
+                    readers[PENDING, reader] += 1
                     begins[pair + 1] += 1
                     number += 1
+    order = np.argsort(keys[:number])
+    sent, sizes = sent[:, order], sizes[order]
     for pair in range(devices * devices):
         begins[pair + 1] += begins[pair]
-    # In the order of sends; those of one action are in the order of their readers.
-    sent = pairs[:number] * (orders.shape[1] + 1) + issued[:number]
-    order = np.argsort(sent * pending.shape[0] + readers[:number])
-    posted = posted[order]
-    for pair in range(devices * devices):
         first_reader = lengths[pair % devices]
         for m in range(begins[pair + 1] - 1, begins[pair] - 1, -1):
-            first_reader = min(first_reader, posted[m])
-            posted[m] = max(0, first_reader - PREFETCH)
-    return Messages(
-        begins, issued[order], posted, sources[order], readers[order], sizes[order], pending,
-        np.zeros(2 * stages * count), np.full(2 * stages * count, UNKNOWN, dtype=np.int64),
-    )  # fmt: skip
+            first_reader = min(first_reader, sent[POSTED, m])
+            sent[POSTED, m] = max(0, first_reader - PREFETCH)
+    return begins, sent, sizes, readers
 
 
 class LinkArrays(NamedTuple):

@@ -6,7 +6,8 @@ and a search over orders becomes a search over numbers (random keys: Bean 1994).
 
 A forward starts only if every microbatch on its device can still be finished, oldest first (the banker's algorithm,
 Dijkstra 1965): Σ held by a microbatch and younger ones, plus its remaining allocations, is within the limit. Hence no
-order deadlocks, and every limit that fits one microbatch on all of a device's stages has an order.
+order deadlocks, and every limit that fits one microbatch on all of a device's stages has an order. What a device holds
+is summed here, and not over an order (`memory.held_bytes`), because it decides which action comes next.
 """
 
 from collections.abc import Sequence

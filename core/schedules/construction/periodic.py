@@ -114,6 +114,6 @@ def _fits(
         lengths[d] = unroll(pattern, d, count, orders[d])
         if not in_order(orders[d], lengths[d], count, scratch.stage_of, through):
             return False
-        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] > limits[d]:
+        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of) > limits[d]:
             return False
     return run(orders, lengths, count, placement, costs, np.zeros(orders.shape[0]), INFINITY, scratch) >= 0

@@ -100,7 +100,7 @@ def improve(
         limit: moves keep each other device as it is.
     """
     for d in range(orders.shape[0]):
-        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] > limits[d]:
+        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of) > limits[d]:
             return INFINITY
     np.random.seed(seed)
     stage_of, ring, turns = scratch.stage_of, pattern.ring, pattern.turns
@@ -130,7 +130,7 @@ def improve(
         left = 1 - tried / moves
         threshold = metropolis(value, temperature * best * left * left) * (1 + 1e-12)
         new = INFINITY
-        if legal and peak(orders[d], lengths[d], d, placement, costs, stage_of)[0] <= limits[d]:
+        if legal and peak(orders[d], lengths[d], d, placement, costs, stage_of) <= limits[d]:
             span = run(orders, lengths, count, placement, costs, work, threshold, scratch)
             new = _value(span, scratch)
         if new > threshold:

@@ -34,7 +34,7 @@ def excess_of(candidate: Any, machine: Any, costs: Any, stage_of: Any, peaks: An
     """Fill ``peaks`` with the peak bytes of every device; return the sum of excess ÷ limit over the devices."""
     total = 0.0
     for d in range(candidate.orders.shape[0]):
-        peaks[d] = peak(candidate.orders[d], candidate.lengths[d], d, candidate.placement, costs, stage_of)[0]
+        peaks[d] = peak(candidate.orders[d], candidate.lengths[d], d, candidate.placement, costs, stage_of)
         total += max(peaks[d] - machine.limits[d], 0.0) / machine.limits[d]
     return total
 
@@ -73,7 +73,7 @@ def _objective(step: float, excess: float, scratch: Any) -> float:
 def _peak_of(d: int, candidate: Any, buffers: Any) -> float:
     """Peak bytes of device ``d``."""
     order, length, stage_of = candidate.orders[d], candidate.lengths[d], buffers.scratch.stage_of
-    return float(peak(order, length, d, candidate.placement, buffers.costs, stage_of)[0])
+    return float(peak(order, length, d, candidate.placement, buffers.costs, stage_of))
 
 
 @njit()

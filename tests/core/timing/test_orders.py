@@ -8,7 +8,7 @@ from panpipe.core.cluster.cluster import Device, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.errors import RequestError
-from panpipe.core.timing.not_offloaded import NO_HOST, NOT_CHOSEN, TOO_SHORT, NotOffloaded
+from panpipe.core.offload.not_offloaded import NO_HOST, NOT_CHOSEN, TOO_SHORT, NotOffloaded
 from panpipe.core.timing.orders import evaluate
 from panpipe.simulators.run import simulate
 
