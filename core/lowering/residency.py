@@ -36,6 +36,7 @@ from ..costs.costs import StageCosts
 from ..plan.kinds import task_kinds
 from ..plan.memory import Memory, Moment, Size, Use, changes, compute_bytes, place_of
 from ..plan.plan import Plan
+from ..policies.offload import copied_sizes
 from ..policies.sharding import replica_costs
 from .queues import Queues
 
@@ -172,10 +173,10 @@ _ROWS = {(Memory.DEVICE, use): row for row, use in enumerate(MOVING_KINDS)} | {
 
 def _add_tasks(plan: Plan, queues: Queues, costs: Sequence[StageCosts], rows: Sequence[NDArray[numpy.float64]]) -> None:
     """Add the memory changes of tasks on other queues, at fixed positions of the compute order."""
-    kinds = task_kinds()
+    kinds, copied = task_kinds(), copied_sizes(plan)
 
     def size_of(size: Size, stage: int) -> float:
-        return plan.offloaded_bytes[stage] if size is Size.OFFLOADED else float(getattr(costs[stage], size))
+        return copied[size][stage] if size in copied else float(getattr(costs[stage], size))
 
     for task in queues.tasks:
         for change, item in itertools.product(kinds[task.kind].changes.get(task.kind, ()), task.items):

@@ -34,7 +34,7 @@ Several layouts are computed, and the smallest is used:
 So the arena is at most the sum of the stages' peaks, and for one stage exactly the peak.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ from ..cluster.routing import path_latency_s, reverse
 from ..costs.costs import Compute, StageCosts
 from ..plan.items import Item, Task
 from ..plan.kinds import Movement, TaskKind, declare
-from ..plan.memory import CHANGES, Memory, held_bytes
+from ..plan.memory import CHANGES, Memory, Size, held_bytes
 from ..plan.memory_policy import backward_of
 from ..plan.plan import Plan
 from ..trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
@@ -87,6 +87,11 @@ def planned_copies(plan: Plan, device: int) -> list[PlannedCopy]:
             found.append(PlannedCopy(Action(stage, kind, copy.microbatch), after, reader, at[after], at[reader]))
     found.sort(key=lambda copy: (copy.issued, copy.action.kind is Kind.OFFLOAD, copy.awaited))
     return found
+
+
+def copied_sizes(plan: Plan) -> Mapping[Size, Mapping[int, int]]:
+    """The sizes in the memory table that a plan's memory policy sets, and not its costs: bytes by stage."""
+    return {Size.OFFLOADED: plan.offloaded_bytes}
 
 
 def _insert(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:

@@ -13,7 +13,7 @@ from ...lowering.queues import queues_of
 from ...lowering.residency import device_timelines
 from ...offload.host_links import host_links
 from ...plan.items import Task
-from ...plan.kinds import seconds_alone
+from ...plan.kinds import movement, seconds_alone
 from ...plan.plan import Plan
 from ...policies.sharding import replica_costs
 from ...ratios import bubble_ratio
@@ -100,7 +100,7 @@ def _task_seconds(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, tas
     for number, task in enumerate(tasks if links else ()):
         link = links[task.items[0].device % plan.devices] if task.kind in (Kind.OFFLOAD, Kind.RELOAD) else None
         if link is not None:
-            size = plan.offloaded_bytes[task.items[0].action.stage]
+            size = movement(task, plan, costs, cluster).bytes
             found[number] = link.out_s(size) if task.kind is Kind.OFFLOAD else link.back_s(size)
     return found
 
