@@ -19,8 +19,7 @@ from ...core.policies.recompute import Recompute
 from ...core.policies.sharding import AUTO, LEVELS, NONE, level_and_sharers
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
-from ...core.search.problem.options import MAX_CHUNKS
-from ...core.search.search_options import SearchOptions
+from ...core.search.search_options import MAX_CHUNKS, SearchOptions
 from ...core.search.suggestions.changes import (
     InfeasibleRequest,
     Relaxation,

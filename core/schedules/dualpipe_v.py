@@ -18,9 +18,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from ..actions import Action, Kind
-from ..errors import RequestError
 from .construction.order import existing
-from .problem import Schedule, ScheduleFamily, ScheduleProblem, folded_placement
+from .problem import Schedule, ScheduleFamily, ScheduleProblem, folded_placement, refuse_unfolded
 
 
 def dualpipe_v(problem: ScheduleProblem) -> Schedule:
@@ -29,10 +28,7 @@ def dualpipe_v(problem: ScheduleProblem) -> Schedule:
     Raises:
         RequestError: not two stages per device.
     """
-    if problem.chunks != 2:
-        raise RequestError(
-            f"chunks is {problem.chunks}: dualpipe-v folds the model once, so each device has 2 stages; give 2"
-        )
+    refuse_unfolded("dualpipe-v", problem.chunks)
     p, count = problem.devices, problem.microbatches
     orders = tuple(existing(_Row(p, device, max(count, 2 * p)).actions(), count) for device in range(p))
     return Schedule("dualpipe-v", folded_placement(p, 2), count, orders)

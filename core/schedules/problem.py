@@ -9,7 +9,7 @@ from attrs import field, frozen
 from ..actions import Action
 from ..arguments import whole_number
 from ..costs.costs import StageCosts
-from ..errors import RequestError
+from ..errors import InfeasibleError, RequestError
 
 
 def looped_placement(devices: int, chunks: int) -> tuple[int, ...]:
@@ -21,6 +21,12 @@ def folded_placement(devices: int, chunks: int) -> tuple[int, ...]:
     """Alternating forward and backward over the devices: a V for two chunks, a W for four."""
     there = list(range(devices))
     return tuple(device for chunk in range(chunks) for device in (there if chunk % 2 == 0 else reversed(there)))
+
+
+def refuse_unfolded(name: str, chunks: int) -> None:
+    """Refuse a number of chunks with which a model is not folded once. Raises RequestError."""
+    if chunks != 2:
+        raise RequestError(f"chunks is {chunks}: {name} folds the model once, so each device has 2 stages; give 2")
 
 
 def hooked_placement(devices: int) -> tuple[int, ...]:
@@ -143,6 +149,17 @@ class ScheduleFamily:
     def supports(self, problem: ScheduleProblem) -> bool:
         """Whether the family supports the problem's number of chunks per device."""
         return self.chunks is None or problem.chunks in self.chunks
+
+    def candidates_of(self, problem: ScheduleProblem) -> Iterable[Mapping[str, Any]]:
+        """The parameter sets to try for a problem; none if it is not supported."""
+        return self.candidates(problem) if self.supports(problem) else ()
+
+    def built(self, problem: ScheduleProblem, parameters: Mapping[str, Any]) -> Schedule | None:
+        """The schedule; None if the family refuses to build it, for the problem or its memory limit."""
+        try:
+            return self.build(problem, **parameters)
+        except (RequestError, InfeasibleError):
+            return None
 
 
 def resident(families: Iterable[ScheduleFamily]) -> tuple[ScheduleFamily, ...]:

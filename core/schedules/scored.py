@@ -7,7 +7,6 @@ from attrs import frozen
 
 from .. import tradeoff
 from ..costs.costs import StageCosts
-from ..errors import InfeasibleError, RequestError
 from ..plan.memory_policy import StageOffload, TimedCopy
 from ..timing.orders import Evaluation, evaluate
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
@@ -91,12 +90,10 @@ def named_schedules(problem: ScheduleProblem, families: Iterable[ScheduleFamily]
 
 def candidate_schedules(problem: ScheduleProblem, family: ScheduleFamily) -> Iterator[tuple[Mapping[str, Any], Scored]]:
     """As `named_schedules`, for one family: each schedule with its parameters."""
-    for parameters in family.candidates(problem) if family.supports(problem) else ():
-        try:
-            schedule = family.build(problem, **parameters)
-        except (RequestError, InfeasibleError):
-            continue
-        yield parameters, score(problem, schedule)
+    for parameters in family.candidates_of(problem):
+        schedule = family.built(problem, parameters)
+        if schedule is not None:
+            yield parameters, score(problem, schedule)
 
 
 def peak_of(scored: Scored) -> float:

@@ -9,9 +9,8 @@ backward, which takes two slots.
 
 from collections.abc import Callable
 
-from ..errors import RequestError
 from .building_block import Block, repeat
-from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem, folded_placement
+from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem, folded_placement, refuse_unfolded
 
 PERIOD = 6
 """Slots between one microbatch and the next: F, F, I, I, W and W of a device."""
@@ -65,18 +64,20 @@ def one_f_one_b_v(problem: ScheduleProblem) -> Schedule:
     Raises:
         RequestError: not two stages per device.
     """
+    refuse_unfolded("1f1b-v", problem.chunks)
     p = problem.devices
     block = _block([one_f_one_b_v_slots(d, p) for d in range(p)], whole_backward=True)
-    return repeat(_folded(problem, "1f1b-v"), "1f1b-v", [block], [2 * -(-2 * p // 3)] * p)
+    return repeat(problem, "1f1b-v", [block], [2 * -(-2 * p // 3)] * p)
 
 
 def _build(
     problem: ScheduleProblem, name: str, slots: Callable[[int, int, int], Slots], later: tuple[int, ...], most: int
 ) -> Schedule:
+    refuse_unfolded(name, problem.chunks)
     p = problem.devices
     blocks = [_block([slots(d, p, delay) for d in range(p)]) for delay in later]
     first = min(2 * most, blocks[0].held()[0] + 1)  # with one pair that waits for its W
-    return repeat(_folded(problem, name), name, blocks, [first] + [2 * most] * (p - 1))
+    return repeat(problem, name, blocks, [first] + [2 * most] * (p - 1))
 
 
 def _block(slots: list[Slots], whole_backward: bool = False) -> Block:
@@ -86,14 +87,6 @@ def _block(slots: list[Slots], whole_backward: bool = False) -> Block:
         forward[d], forward[2 * p - 1 - d] = first_f, second_f
         back[d], back[2 * p - 1 - d] = first_i, second_i
     return Block(folded_placement(p, 2), PERIOD, tuple(forward), tuple(back), whole_backward=whole_backward)
-
-
-def _folded(problem: ScheduleProblem, name: str) -> ScheduleProblem:
-    if problem.chunks != 2:
-        raise RequestError(
-            f"chunks is {problem.chunks}: {name} folds the model once, so each device has 2 stages; give 2"
-        )
-    return problem
 
 
 def _family(build: Builder, name: str, summary: str, split: bool = True) -> ScheduleFamily:

@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from ..actions import Action, Kind
-from ..errors import RequestError
 from ..timing.coding import FORWARD, INPUT, WEIGHT
 from .construction.order import existing
-from .problem import Schedule, ScheduleFamily, ScheduleProblem, folded_placement
+from .problem import Schedule, ScheduleFamily, ScheduleProblem, folded_placement, refuse_unfolded
 from .scored import ROUNDING, time_of
 
 OVERLAPPING = 0.6
@@ -32,10 +31,7 @@ def zb_v(problem: ScheduleProblem) -> Schedule:
     Raises:
         RequestError: not two stages per device.
     """
-    if problem.chunks != 2:
-        raise RequestError(
-            f"chunks is {problem.chunks}: zb-v folds the model once, so each device has 2 stages; give 2"
-        )
+    refuse_unfolded("zb-v", problem.chunks)
     import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
 
     from .construction.list_scheduler import Priorities, instance

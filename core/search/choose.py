@@ -15,11 +15,12 @@ from ..costs.graph import OpGraph
 from ..costs.partition import device_limits
 from ..errors import RequestError
 from ..plan.plan import Plan
+from ..schedules.problem import resident
+from .annealing.search import placing_moves
 from .confirm import SearchResult, confirmed
 from .offloaded import OffloadSearch
 from .problem.arrangements import Replicas
 from .problem.meter import Meter
-from .problem.options import SearchSpace
 from .problem.oracle import longest_path
 from .problem.setting import FixedStages, Setting, one_setting
 from .problem.workload import Workload, settings_of
@@ -33,7 +34,7 @@ FIRST, GIVEN = 0.75, 0.9
 """Share of it for the first search if another oracle scores its plans, and of a given budget for the first search:
 others may follow, for contention, offload, sharding, or memory that only the oracle counts."""
 LEAST, MOST = 20_000, 400_000
-"""Bounds of the resulting number of evaluations."""
+"""Bounds of the resulting number of evaluations; twice as many where single operators are placed."""
 ALONE = 4_000
 """Evaluations of a search for replicas of one device each, which have few choices."""
 LARGEST = 2
@@ -77,7 +78,7 @@ def search_plans(
         settings = [Setting(graphs, cluster, replicas, microbatches, work.kinds, tuple(limits), sizes)]
     settings = [evolve(setting, message=options.message) for setting in settings]
     meter = _meter(options, settings)
-    return _unpipelined(settings, meter, options) or _found(settings, options.space(), meter, options)
+    return _unpipelined(settings, meter, options) or _found(settings, meter, options)
 
 
 def _unpipelined(settings: Sequence[Setting], meter: Meter, options: SearchOptions) -> SearchResult | None:
@@ -86,9 +87,8 @@ def _unpipelined(settings: Sequence[Setting], meter: Meter, options: SearchOptio
     if not alone or options.alternatives or options.until_fit:
         return None
     part = meter.part(ALONE)
-    own = without_pipeline(options)
     try:
-        found = _found(alone, own.space(), part, own)
+        found = _found(alone, part, without_pipeline(options))
     except NothingFits:
         found = None
     meter.spent += part.spent
@@ -161,32 +161,32 @@ def choose_schedules(
     fixed = FixedStages(tuple(map(tuple, stages)), tuple(costs), stage_edges(graph, stages))
     setting = one_setting(graph, cluster, microbatches, limits, parameter_sizes, replicas, options.message)
     setting = evolve(setting, fixed=fixed)
-    space, meter = options.space(len(stages) // devices), options.meter(_evaluations([setting]))
-    return _found([setting], space, meter, options)
+    options = evolve(options, min_chunks=len(stages) // devices, max_chunks=len(stages) // devices)
+    return _found([setting], options.meter(_evaluations([setting], options)), options)
 
 
-def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, options: SearchOptions) -> SearchResult:
+def _found(settings: Sequence[Setting], meter: Meter, options: SearchOptions) -> SearchResult:
     """The search, with sharding and offload if they are asked for."""
 
     def search(these: Sequence[Setting], counter: Meter) -> SearchResult:
-        arguments = these, space, counter, options.oracle, options.seed, options.alternatives, options.judge
         if options.offloads:
-            return OffloadSearch(options.offload, options.storages, *arguments).result()
-        return confirmed(*arguments)
+            return OffloadSearch(these, options, counter).result()
+        return confirmed(these, evolve(options, families=resident(options.families)), counter)
 
     return sharded_search(settings, meter, options.shard, options.oracle, search)
 
 
 def _meter(options: SearchOptions, settings: Sequence[Setting]) -> Meter:
     """The budget of a search."""
-    return options.meter(_evaluations(settings, 1.0 if options.oracle is longest_path else FIRST), GIVEN)
+    return options.meter(_evaluations(settings, options, 1.0 if options.oracle is longest_path else FIRST), GIVEN)
 
 
-def _evaluations(settings: Sequence[Setting], share: float = 1.0) -> int:
+def _evaluations(settings: Sequence[Setting], options: SearchOptions, share: float = 1.0) -> int:
     """By default: as many evaluations of the largest setting as a share of ``EFFORT`` pays for."""
     actions = max(6 * setting.devices * setting.microbatches for setting in settings)
     wanted = max(int(share * EFFORT) // actions, min(LEAST, LARGEST * EFFORT // actions))
-    return STARTS if wanted < USEFUL else min(wanted, MOST)
+    most = MOST * 2 if placing_moves(settings, options, MOST) else MOST
+    return STARTS if wanted < USEFUL else min(wanted, most)
 
 
 NEAR = 0.03

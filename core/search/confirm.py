@@ -20,9 +20,9 @@ from .annealing.search import Round, all_rounds, evaluate_all, search
 from .annealing.walk import Walk, best_by_placement, frontier, ranked
 from .finalize import ScoredPlan, best_first, judged, predicted, refuse_above, rescored, score_walk
 from .problem.meter import Meter, Stopped
-from .problem.options import SearchSpace
 from .problem.oracle import Oracle, longest_path
 from .problem.setting import Setting
+from .search_options import SearchOptions
 
 MESSAGES = 4
 """Messages of median size that a device is assumed to hold in flight, if only the oracle counts them: two received
@@ -61,15 +61,7 @@ class SearchResult:
         return self.plans[0]
 
 
-def confirmed(
-    settings: Sequence[Setting],
-    space: SearchSpace,
-    meter: Meter,
-    oracle: Oracle,
-    seed: int,
-    alternatives: bool = True,
-    judge: Oracle | None = None,
-) -> SearchResult:
+def confirmed(settings: Sequence[Setting], options: SearchOptions, meter: Meter) -> SearchResult:
     """The best plans of some settings, by the oracle's score; without ``alternatives`` only the fastest.
 
     Where messages share links, the judge's step times decide if there is a judge (see ``SearchOptions``).
@@ -79,12 +71,13 @@ def confirmed(
         NothingFits: no plan found fits in memory; the message names the device that exceeds its limit most.
     """
     # The search does not model when parameters are gathered for runs.
-    exact = oracle is longest_path and all(not part_of_parameters(setting.shard) for setting in settings)
-    task = _Task(space, meter, oracle, seed, alternatives, judge, exact)
-    if oracle is not longest_path:
+    exact = options.oracle is longest_path and all(not part_of_parameters(setting.shard) for setting in settings)
+    task = _Task(options, meter, exact)
+    if options.oracle is not longest_path:
         settings = [evolve(setting, reserved_messages=MESSAGES) for setting in settings]
     found = task.searched_with_reserve(settings)
-    if not (found.fits or found.stopped or meter.until_fit or task.exact or meter.exhausted):
+    fits = any(scored.rank[0] == 0 for scored in found.scored_plans)
+    if not (fits or found.stopped or meter.until_fit or task.exact or meter.exhausted):
         # The search optimised by its own memory model; the shorter search for any plan that fits may find one.
         scout = meter.part(meter.budget, until_fit=True)
         more = evolve(task, meter=scout).searched_with_reserve(settings)
@@ -92,19 +85,15 @@ def confirmed(
         found = evolve(found, scored_plans=(*found.scored_plans, *more.scored_plans))
     if not (found.stopped or meter.until_fit or meter.exhausted):
         found = task.with_contention(found)
-    return found.result(meter.spent)
+    return result_of(found.scored_plans, meter.spent, found.stopped)
 
 
 @frozen
 class _Task:
     """The arguments shared by the searches for one result, as in :func:`confirmed`."""
 
-    space: SearchSpace
+    options: SearchOptions
     meter: Meter
-    oracle: Oracle
-    seed: int
-    alternatives: bool
-    judge: Oracle | None
     exact: bool
     """Whether the oracle is the search's own model."""
 
@@ -130,18 +119,18 @@ class _Task:
 
     def searched(self, settings: Sequence[Setting], earlier: Sequence[Walk] = ()) -> "_Found":
         """Search, and score the best plans with the oracle."""
-        walks, stopped = search(settings, self.space, self.meter, self.seed, earlier)
+        walks, stopped = search(settings, self.options, self.meter, self.options.seed, earlier)
         # The oracle never counts less memory: plans that exceed a limit already are not scored, but for the closest.
         scored = [walk for walk in walks if walk.may_fit] or [min(walks, key=lambda walk: walk.excess)]
         leading = scored[0]
         leading.join_backwards()
-        first = rescored(scored, self.oracle, 1 if self.exact else self._rescored(leading))
+        first = rescored(scored, self.options.oracle, 1 if self.exact else self._rescored(leading))
         best = best_first(first)[0]
         found = [best]
-        if self.alternatives or best.rank[0] > 0:
+        if self.options.alternatives or best.rank[0] > 0:
             known = {id(walk): scored for walk, scored in zip(scored, first, strict=False)}
             slower = [walk for walk in frontier(walks) if walk.step_s > leading.step_s]
-            found += [known.get(id(walk)) or score_walk(walk, self.oracle) for walk in slower]
+            found += [known.get(id(walk)) or score_walk(walk, self.options.oracle) for walk in slower]
         misled = leading.excess == 0 and first[0].rank[0] > 0
         return _Found(tuple(found), first[0], misled, stopped, walks, settings)
 
@@ -151,16 +140,14 @@ class _Task:
 
     def with_contention(self, found: "_Found") -> "_Found":
         """The result with plans from a search with contention, if messages share links in the best plan."""
-        best = best_first(found.scored_plans)[0]
-        if (self.exact and self.judge is None) or best.rank[0] > 0 or not contends(best, self.judge):
+        best, judge = best_first(found.scored_plans)[0], self.options.judge
+        if (self.exact and judge is None) or best.rank[0] > 0 or not contends(best, judge):
             return found
         settings = [evolve(setting, contended=True) for setting in found.settings]
-        walks, stopped = contended(
-            _in_settings(found.walks, found.settings, settings), self.space, self.meter, self.seed
-        )
-        scored_plans = [*found.scored_plans, *rescored(walks, self.oracle, self._rescored(walks[0]))]
-        if self.judge is not None:
-            scored_plans = [judged(scored, self.judge) for scored in scored_plans]
+        walks, stopped = contended(_in_settings(found.walks, found.settings, settings), self.options, self.meter)
+        scored_plans = [*found.scored_plans, *rescored(walks, self.options.oracle, self._rescored(walks[0]))]
+        if judge is not None:
+            scored_plans = [judged(scored, judge) for scored in scored_plans]
         return evolve(found, scored_plans=tuple(scored_plans), stopped=stopped)
 
 
@@ -196,15 +183,6 @@ class _Found:
     stopped: bool
     walks: Sequence[Walk]
     settings: Sequence[Setting]
-
-    @property
-    def fits(self) -> bool:
-        """Whether a plan fits."""
-        return any(scored.rank[0] == 0 for scored in self.scored_plans)
-
-    def result(self, evaluations: int) -> SearchResult:
-        """The fastest plan and the frontier. Raises NothingFits if none fits."""
-        return result_of(self.scored_plans, evaluations, self.stopped)
 
 
 def result_of(found: Sequence[ScoredPlan], evaluations: int, stopped: bool) -> SearchResult:
@@ -254,7 +232,7 @@ def contends(scored: ScoredPlan, judge: Oracle | None) -> bool:
     return max(own_s, other_s) > (1 + NOTICEABLE) * min(own_s, other_s)
 
 
-def contended(walks: Sequence[Walk], space: SearchSpace, meter: Meter, seed: int) -> tuple[list[Walk], bool]:
+def contended(walks: Sequence[Walk], options: SearchOptions, meter: Meter) -> tuple[list[Walk], bool]:
     """Continue walks with contention.
 
     Args:
@@ -276,7 +254,7 @@ def contended(walks: Sequence[Walk], space: SearchSpace, meter: Meter, seed: int
             walk.join_backwards()
         walks = [*walks, *joined]
         chosen = best_by_placement(walks, STARTS, ALIKE)
-        all_rounds(chosen, CONTENDED_ORDERS if space.anneal else CONTENDED_CUTS, own, seed)
+        all_rounds(chosen, CONTENDED_ORDERS if options.anneal else CONTENDED_CUTS, own, options.seed)
     except (Stopped, KeyboardInterrupt):
         stopped = True
     meter.spent += own.spent

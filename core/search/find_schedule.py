@@ -24,8 +24,8 @@ from .annealing.search import search
 from .annealing.walk import Walk
 from .problem.candidate import Candidate
 from .problem.meter import Meter, Stopped
-from .problem.options import SearchSpace
 from .problem.setting import FixedStages, Setting
+from .search_options import SearchOptions
 
 EVALUATIONS = 800_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
@@ -76,7 +76,8 @@ def find_schedule(
         periodic = []
     more = [_walk(each, settings[fitting.index(each.task.problem)]) for each in periodic]
     chunks = [problem.chunks for problem in fitting]
-    walks, _ = search(settings, SearchSpace(known, chunks=(min(chunks), max(chunks))), meter, seed, others=more)
+    space = SearchOptions(families=known, min_chunks=min(chunks), max_chunks=max(chunks))
+    walks, _ = search(settings, space, meter, seed, others=more)
     best = walks[0]
     if best.excess == 0:
         best.join_backwards()
@@ -140,7 +141,7 @@ def _walk(found: PeriodicOrders, setting: Setting) -> Walk:
     candidate = Candidate(
         placement, np.arange(stages + 1), np.zeros(stages, dtype=np.bool_), found.orders, found.lengths
     )
-    return Walk(setting, PERIODIC, found.task.problem.chunks, candidate, annealed=True)
+    return Walk(setting, PERIODIC, candidate, annealed=True)
 
 
 def _listed(task: Instance, name: str) -> Scored:

@@ -17,7 +17,6 @@ from ..costs.costs import StageCosts
 from ..errors import InfeasibleError, RequestError
 from ..offload.choice import Offloadable, Picks, of_stages, within
 from ..offload.plan_offload import copy_queues, graph_storages, offloadable, picks_of, with_offload
-from ..offload.request import OffloadRequest
 from ..plan.memory_policy import Storage
 from ..plan.plan import Plan
 from ..policies.sharding import replica_costs
@@ -29,16 +28,15 @@ from .annealing.walk import Walk, best_by_placement, frontier
 from .confirm import SearchResult, confirmed, result_of
 from .finalize import ScoredPlan, best_first, draft, judged, limits_of, score_plan
 from .problem.meter import Meter
-from .problem.options import SearchSpace
-from .problem.oracle import Oracle
 from .problem.setting import Setting
+from .search_options import SearchOptions
 from .suggestions.infeasible import NothingFits
 from .suggestions.unlimited_memory import holds_all
 
 SHARE = 0.3
-"""Share of the budget for each further search."""
-LEAVING = (0.8, 0.4)
-"""Shares of what the links carry that are assumed to leave in the further searches: they get as much more memory."""
+"""Share of the budget for the further search."""
+LEAVING = 0.8
+"""Share of what the links carry that is assumed to leave in the further search: it gets as much more memory."""
 FASTEST = 6
 """Walks of each search to which copies are added because they are fast; in addition to those that hold little."""
 ALIKE = 2
@@ -51,26 +49,15 @@ GAIN = 0.004
 
 @frozen
 class OffloadSearch:
-    """The arguments of a search with offload; further ones as in ``confirmed``.
+    """A search with offload; arguments and errors as in ``confirmed``."""
 
-    Args:
-        wanted: what is to be offloaded.
-        storages: see ``SearchOptions``.
-    """
-
-    wanted: OffloadRequest
-    storages: Mapping[tuple[tuple[str, ...], ...], Sequence[Sequence[Storage]]]
     settings: Sequence[Setting]
-    space: SearchSpace
+    options: SearchOptions
     meter: Meter
-    oracle: Oracle
-    seed: int
-    alternatives: bool
-    judge: Oracle | None = None
 
     def result(self) -> SearchResult:
-        """The plans found; errors as in ``confirmed``."""
-        return self._automatic() if self.wanted == "auto" else self._as_asked()
+        """The plans found."""
+        return self._automatic() if self.options.offload == "auto" else self._as_asked()
 
     def _as_asked(self) -> SearchResult:
         """Plans in which everything, or the given shares, or what the schedule says, leaves."""
@@ -78,12 +65,12 @@ class OffloadSearch:
             self.settings[0].cluster.host_path(device)  # refused if there is none
         found: list[ScoredPlan] = []
         refused: RequestError | None = None
-        walks, stopped = self._searched(self.space, INFINITY, 1.0)
+        walks, stopped = self._searched(INFINITY, 1.0)
         for walk in _chosen(walks):
-            base = _Base.of(walk, self.storages)
+            base = _Base.of(walk, self.options.storages)
             try:
-                own = self.wanted == "none"
-                pick = of_stages(dict(walk.offload)) if own else picks_of(self.wanted, len(base.plan.stages))
+                own, wanted = self.options.offload == "none", self.options.offload
+                pick = of_stages(dict(walk.offload)) if own else picks_of(wanted, len(base.plan.stages))
             except RequestError as error:  # it has fewer stages than were named
                 refused = error
                 continue
@@ -101,11 +88,11 @@ class OffloadSearch:
         Of schedules that offload by themselves only the orders are used, and without copies only if no others are
         given.
         """
-        space = evolve(self.space, families=resident(self.space.families) or self.space.families)
+        families = resident(self.options.families) or self.options.families
         plain: SearchResult | None = None
         nothing: NothingFits | None = None
         try:
-            plain = confirmed(self.settings, space, self.meter, self.oracle, self.seed, self.alternatives, self.judge)
+            plain = confirmed(self.settings, evolve(self.options, families=families), self.meter)
         except NothingFits as error:
             nothing = error
         no_host = all(_load(setting) == INFINITY for setting in self.settings)
@@ -124,56 +111,44 @@ class OffloadSearch:
 
     def _step_s(self, plan: Plan) -> float:
         """The step of a predicted plan, by the judge if there is one."""
-        if self.judge is None:
+        if self.options.judge is None:
             return plan.predicted.step_s
-        return self.judge(evolve(plan, prediction=None), plan.predicted.costs, plan.predicted.cluster).step_s
+        return self.options.judge(evolve(plan, prediction=None), plan.predicted.costs, plan.predicted.cluster).step_s
 
     def _scored(self, base: "_Base", pick: Picks) -> ScoredPlan:
         """A plan with what is picked, by oracle and judge: the faster of copies planned for free and for fully used
         links."""
         shared = any(len(devices) > 1 for devices, _ in base.task.links.groups)
         tasks = (base.task, base.task.slowed) if shared else (base.task,)
-        found = [
-            score_plan(base.setting, with_offload(base.plan, task, pick), base.costs, self.oracle) for task in tasks
-        ]
-        if self.judge is not None:
-            judge = self.judge
+        plans = (with_offload(base.plan, task, pick) for task in tasks)
+        found = [score_plan(base.setting, plan, base.costs, self.options.oracle) for plan in plans]
+        judge = self.options.judge
+        if judge is not None:
             found = [judged(each, judge) if each.rank[0] <= 0 else each for each in found]
         return best_first(found)[0]
 
     def _faster_than(self, enough_s: float) -> tuple[list[ScoredPlan], bool]:
         """Plans with copies whose orders alone take less than ``enough_s``, and whether the search was ended."""
         candidates: list[ScoredPlan] = []
-        stopped = False
-        for leaving in LEAVING:
-            walks, stopped = self._searched(self.space, leaving, SHARE)
-            for walk in sorted(_chosen(walks), key=lambda walk: walk.step_s):
-                if walk.step_s >= enough_s:
-                    break
-                found = list(self._within_limits(walk))
-                candidates += found
-                enough_s = min([enough_s, *(each.rank[1] for each in found if each.rank[0] <= 0)])
-            if stopped or self.meter.exhausted:
+        walks, stopped = self._searched(LEAVING, SHARE)
+        for walk in sorted(_chosen(walks), key=lambda walk: walk.step_s):
+            if walk.step_s >= enough_s:
                 break
+            found = list(self._within_limits(walk))
+            candidates += found
+            enough_s = min([enough_s, *(each.rank[1] for each in found if each.rank[0] <= 0)])
         return candidates, stopped
-
-    def _as_published(self, walk: Walk) -> Iterator[ScoredPlan]:
-        """A walk with the copies of its schedule, if they fit the hosts."""
-        base = _Base.of(walk, self.storages)
-        found = self._scored(base, of_stages(dict(walk.offload)))
-        if base.fits_hosts(found.plan):
-            yield found
 
     def _wanted_of(self, found: Sequence[ScoredPlan]) -> Sequence[ScoredPlan]:
         """All candidates, or without alternatives the best one."""
-        return found if self.alternatives else best_first(found)[:1]
+        return found if self.options.alternatives else best_first(found)[:1]
 
     def _short_of_memory(self, best: Plan) -> bool:
         """Whether a device recomputes, or cannot hold all microbatches at once."""
         limits = limits_of(self.settings[0], best)
         return bool(best.memory.recompute) or not all(map(holds_all, [best] * len(limits), range(len(limits)), limits))
 
-    def _searched(self, space: SearchSpace, leaving: float, share: float) -> tuple[list[Walk], bool]:
+    def _searched(self, leaving: float, share: float) -> tuple[list[Walk], bool]:
         """Walks of a search in which saved tensors may take more memory.
 
         Args:
@@ -182,13 +157,13 @@ class OffloadSearch:
         meter = self.meter
         further = meter.part(max(int(share * meter.budget), 1), until_fit=meter.until_fit)
         settings = [_with_more_memory(setting, leaving) for setting in self.settings]
-        walks, stopped = search(settings, space, further, self.seed)
+        walks, stopped = search(settings, self.options, further, self.options.seed)
         meter.spent += further.spent
         return walks, stopped
 
     def _within_limits(self, walk: Walk) -> Iterator[ScoredPlan]:
-        """A walk with the least copies with which it fits, and with those of its schedule if these wait for copies."""
-        base = _Base.of(walk, self.storages)
+        """A walk with the least copies with which it fits."""
+        base = _Base.of(walk, self.options.storages)
         held = replica_costs(base.plan, base.costs)
         limits = [
             limit - sum(held[stage.index].state_bytes for stage in base.plan.stages_on(device))
@@ -197,22 +172,18 @@ class OffloadSearch:
         for _ in range(TIGHTER):
             held_bytes = base.task.peaks_within(limits)
             if held_bytes is None:
-                break
+                return
             found = self._scored(base, within(limits))
             if not base.fits_hosts(found.plan):
                 return
             yield found
-            if found.rank[0] <= 0 and found.rank[1] <= (1 + GAIN) * walk.step_s:
-                return
             if found.rank[0] <= 0:
-                break
+                return
             # Lowered from what the device holds: a storage is large, so that this may be far below its limit already.
             limits = [
                 own - 1.02 * over if over else limit
                 for limit, own, over in zip(limits, held_bytes, found.excess, strict=True)
             ]
-        if walk.offload:
-            yield from self._as_published(walk)
 
 
 @frozen

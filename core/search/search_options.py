@@ -10,10 +10,11 @@ from ..offload.request import OffloadRequest, check_offload_request
 from ..plan.memory_policy import Storage
 from ..policies.recompute import Recompute
 from ..policies.sharding import AUTO, NONE, level_and_sharers
-from ..schedules.problem import ScheduleFamily, resident
+from ..schedules.problem import ScheduleFamily
 from .problem.meter import Meter, Progress
-from .problem.options import MAX_CHUNKS, SearchSpace
 from .problem.oracle import Oracle, longest_path
+
+MAX_CHUNKS = 8
 
 Names = tuple[tuple[str, ...], ...]
 """The operators of every stage."""
@@ -86,15 +87,10 @@ class SearchOptions:
         """Whether saved tensors may leave the devices: by request, or because only schedules that offload are given."""
         return self.offload != "none" or (bool(self.families) and all(family.offloads for family in self.families))
 
-    def space(self, stages_a_device: int | None = None) -> SearchSpace:
-        """The choices of the search.
-
-        Args:
-            stages_a_device: if it is decided already.
-        """
-        chunks = (stages_a_device or self.min_chunks, stages_a_device or self.max_chunks)
-        families = self.families if self.offloads else resident(self.families)
-        return SearchSpace(families, self.anneal, chunks, self.recompute)
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """Fewest and most stages per device."""
+        return self.min_chunks, self.max_chunks
 
     def meter(self, budget: int, first: float = 1.0) -> Meter:
         """A meter that counts from now on.

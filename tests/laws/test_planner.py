@@ -124,7 +124,7 @@ def test_searched_schedules_are_no_slower_than_named_ones_within_the_limit(devic
     found = panpipe.schedules.find_schedule([problem], families, evaluations=300)
     assert max(found.result.peak_memory) <= limit * (1 + 1e-9)
     for family in families:
-        for parameters in family.candidates(problem) if family.supports(problem) else ():
+        for parameters in family.candidates_of(problem):
             try:
                 named = panpipe.schedules.score(problem, family.build(problem, **parameters)).result
             except panpipe.PanpipeError:

@@ -96,8 +96,7 @@ def _no_worse(new: Walk, old: Walk) -> bool:
 
 def _with(walk: Walk, candidate: Candidate) -> Walk:
     """The walk with another candidate, not yet evaluated."""
-    chunks = -(-len(candidate.placement) // walk.setting.devices)
-    return Walk(walk.setting, walk.schedule, chunks, candidate, walk.offload, walk.annealed, walk.recomputes)
+    return Walk(walk.setting, walk.schedule, candidate, walk.offload, walk.annealed, walk.recomputes)
 
 
 PLACEMENTS = 20_000
@@ -162,4 +161,4 @@ def one_by_one(setting: Setting, device_of: Integers, inner: Integers) -> Walk:
             rows[placement[stage]] += (code + INPUT, code + WEIGHT)
     orders, lengths = order_arrays(rows, 3 * stages * count)
     candidate = Candidate(placement, cuts, np.zeros(stages, dtype=np.bool_), orders, lengths)
-    return Walk(setting, PACKED, -(-stages // setting.devices), candidate, annealed=True)
+    return Walk(setting, PACKED, candidate, annealed=True)

@@ -7,7 +7,8 @@ within its memory (`schedules/construction/list_scheduler`). If one microbatch a
 Starts have even cuts, and cuts that fit.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +18,12 @@ from ...schedules.construction.initial_keys import patterns, placements
 from ...schedules.construction.list_scheduler import DECODING, Instance
 from ...schedules.construction.periodic import periodic_starts
 from ...schedules.meaning import LISTED, PERIODIC
-from ...schedules.problem import ScheduleProblem
+from ...schedules.problem import ScheduleFamily, ScheduleProblem
 from ...timing.coding import BOTH, INFINITY, INPUT, WEIGHT, Floats
 from ...timing.compiled import StageArrays, make_stage_arrays
 from ..problem.candidate import Candidate
-from ..problem.options import Option, SearchSpace, options
 from ..problem.setting import Setting
+from ..search_options import SearchOptions
 from .fitting_cuts import fitting_cuts, most_in_flight
 from .walk import Walk, start_walk
 
@@ -51,7 +52,7 @@ class InitialWalks:
         space: what the search may change.
     """
 
-    def __init__(self, settings: Sequence[Setting], space: SearchSpace) -> None:
+    def __init__(self, settings: Sequence[Setting], space: SearchOptions) -> None:
         self._settings, self._space = settings, space
         self._with_few: list[Setting] = []
         """Settings in which few published schedules fit, or too large ones for all to be built."""
@@ -68,17 +69,17 @@ class InitialWalks:
         problems: dict[tuple[int, ...], tuple[Cuts, ScheduleProblem]] = {}  # options share placements
         built = fitting = 0
         large, most = False, BUILT / len(self._settings)
-        for count, option in enumerate(_options(setting, space)):
+        for count, (family, parameters, chunks) in enumerate(_candidates(setting, space)):
             least = LEAST_STARTS if built > USUAL * most else len(space.families)
             large = count >= least and built > most
             if large:
                 break
-            placement = option.placement(setting.devices)
+            placement = family.placement(setting.devices, chunks)
             if placement not in problems:
                 even = setting.even_cuts(placement)
                 problems[placement] = even, problem_of(setting, placement, even)
             cuts, problem = problems[placement]
-            schedule = option.build(problem)
+            schedule = family.built(problem, parameters)
             if schedule is None:
                 continue
             walk = start_walk(setting, schedule, cuts, split=space.anneal and not setting.mixes)
@@ -99,7 +100,7 @@ class InitialWalks:
                 yield from _list_scheduled(setting, self._space, int(LISTED_SHARE * budget / len(self._settings)))
 
 
-def _list_scheduled(setting: Setting, space: SearchSpace, budget: int) -> Iterator[Walk]:
+def _list_scheduled(setting: Setting, space: SearchOptions, budget: int) -> Iterator[Walk]:
     """Walks that start with list-scheduled orders."""
     numbers = _chunk_numbers(setting, space)
     orders = max(int(budget / DECODING / (PLACES * len(numbers))), LEAST_LISTED)
@@ -113,7 +114,7 @@ def _list_scheduled(setting: Setting, space: SearchSpace, budget: int) -> Iterat
             break
 
 
-def _chunk_numbers(setting: Setting, space: SearchSpace) -> range:
+def _chunk_numbers(setting: Setting, space: SearchOptions) -> range:
     fewest, most = space.chunks
     if setting.fixed is not None:
         fewest = most = len(setting.fixed.stages) // setting.devices
@@ -148,21 +149,19 @@ def _fit(walk: Walk) -> None:
         candidate.cuts[:] = before
 
 
-def _options(setting: Setting, space: SearchSpace) -> Iterable[Option]:
-    """The options, sorted: each family's first set of parameters with its usual number of stages per device; then the
-    first sets for the other numbers, from few stages to many; then the second sets, and so on."""
-    found: list[tuple[int, Option]] = []
-    for chunks in _chunk_numbers(setting, space):
-        counts: dict[str, int] = {}
-        for option in options(space.families, ScheduleProblem(setting.devices, setting.microbatches, chunks)):
-            counts[option.family.name] = counts.get(option.family.name, -1) + 1
-            found.append((counts[option.family.name], option))
-
-    def place(item: tuple[int, Option]) -> tuple[int, bool]:
-        number, option = item
-        return number, number > 0 or option.chunks != option.family.usual_chunks
-
-    return [option for _, option in sorted(found, key=place)]
+def _candidates(setting: Setting, space: SearchOptions) -> Iterator[tuple[ScheduleFamily, Mapping[str, Any], int]]:
+    """Families with parameters and a number of stages per device: each family's first set of parameters with its usual
+    number of stages; then the first sets for the other numbers, from few stages to many; then the second sets, and so
+    on."""
+    found = [
+        (number, number > 0 or chunks != family.usual_chunks, family, parameters, chunks)
+        for chunks in _chunk_numbers(setting, space)
+        for family in space.families
+        for number, parameters in enumerate(
+            family.candidates_of(ScheduleProblem(setting.devices, setting.microbatches, chunks))
+        )
+    ]
+    return (each[2:] for each in sorted(found, key=lambda each: each[:2]))
 
 
 def problem_of(setting: Setting, placement: Sequence[int], cuts: Cuts) -> ScheduleProblem:

@@ -17,6 +17,8 @@ NEAR = 1.5
 """Mean distance in operators of most moves of cuts; the others move by a quarter of a stage."""
 NEXT_CUT = 0.4
 """Probability that a move includes the next cut."""
+NEXT_ACTION = 0.25
+"""Probability that the next action moves with one: where memory is full, a forward alone cannot move earlier."""
 EXCHANGE = 0.5
 """Probability that a move of a stage to another device moves a stage of that device back."""
 
@@ -210,7 +212,22 @@ def make_move(shares: Any, number: int, candidate: Any, buffers: Any) -> int:
         return d if _split_or_join(d, candidate.orders, candidate.lengths, buffers) else NOTHING
     d, start, goal = draw_shift(candidate.lengths, buffers.found, number)
     buffers.row[:] = candidate.orders[d]
-    return d if shift(candidate.orders[d], start, goal, buffers.scratch.stage_of) != start else NOTHING
+    width = 1
+    while np.random.random() < NEXT_ACTION and start + width < candidate.lengths[d]:
+        width += 1
+    order = candidate.orders[d, : candidate.lengths[d]]
+    return d if _shift_together(order, start, goal, width, buffers.scratch.stage_of) else NOTHING
+
+
+@njit()
+def _shift_together(order: Any, start: int, goal: int, width: int, stage_of: Any) -> bool:
+    """Move ``width`` actions from ``start`` on towards ``goal``, each as far as its stage allows; whether one moved."""
+    moved = False
+    for place in range(width):
+        i = place if goal < start else width - 1 - place
+        to = min(goal + i, order.shape[0] - 1)
+        moved |= shift(order, start + i, to, stage_of) != start + i
+    return moved
 
 
 @njit()

@@ -18,8 +18,8 @@ from ...errors import RequestError
 from ...schedules.problem import ScheduleProblem
 from ...timing.coding import INFINITY
 from ..problem.meter import Meter, Stopped
-from ..problem.options import MAX_CHUNKS, SearchSpace, options
 from ..problem.setting import Setting
+from ..search_options import MAX_CHUNKS, SearchOptions
 from .anneal import EXCESS
 from .free_placement import joined, packed, refined
 from .initial_walks import InitialWalks
@@ -60,9 +60,14 @@ PLACEMENTS = (
     Round(24, 3, 0.5, 0.03, 0.0, 0.25), Round(4, 1, 0.3, 0.01, 0.0, 0.15), Round(1, 1, 0.2, 0.003, 0.0, 0.05),
 )  # fmt: skip
 """Rounds for devices and orders of single operators."""
+SCREENED = Round(60, 60, 0.4, 0.03, 0.0)
+"""A round before these, of more placements with one microbatch after another."""
 PLACING, SMALL = 0.85, 500
 """Share of the budget for these rounds, and evaluations in it for each action of single operators from which on there
 are any: larger graphs gain nothing."""
+AGAIN = 4_000
+"""Evaluations for each of these actions from which on the rounds are run twice: the best order of a tiny graph often
+depends on the random numbers."""
 PACKED = 2
 """Walks with one microbatch after another, where no other start fits."""
 JOINED = 4
@@ -85,7 +90,7 @@ SCOUTING = 0.5
 
 def search(
     settings: Sequence[Setting],
-    space: SearchSpace,
+    space: SearchOptions,
     meter: Meter,
     seed: int = 0,
     earlier: Sequence[Walk] = (),
@@ -132,14 +137,13 @@ def search(
             meter.spend(0)
         walks += [*_fitting(scouted), *others]
         scouted.clear()
-        placing = _is_small(settings, space, meter.left)
+        placing = placing_moves(settings, space, meter.left)
         all_rounds(walks, _rounds(settings, space), meter, seed, 1 - PLACING if placing else 1.0)
         if placing:
-            half = PLACEMENTS[0].keep // 2
-            free = [refined(walk) for walk in best_by_placement(walks, half, 1)]
-            free += [refined(walk) for walk in packed(settings[0], half)]
-            all_rounds(free, PLACEMENTS, meter, seed)
-            walks += [joined(walk) for walk in best_by_placement(free, JOINED, 1)]
+            again = placing >= AGAIN
+            _place(walks, settings[0], meter, seed, screened=False, share=0.5 if again else 1.0)
+            if again:
+                _place(walks, settings[0], meter, seed, screened=True, share=1.0)
     except (Stopped, KeyboardInterrupt):
         if not walks:
             raise
@@ -147,13 +151,13 @@ def search(
     return _ended(walks, meter), False
 
 
-def _unsupported(setting: Setting, space: SearchSpace) -> RequestError:
+def _unsupported(setting: Setting, space: SearchOptions) -> RequestError:
     """Why no family has a schedule: there are too few operators for its stages, or it is not for these numbers."""
     names = " and ".join(f"'{family.name}'" for family in space.families)
     devices, operators = setting.devices, len(setting.graph.nodes)
     for chunks in range(space.chunks[0], MAX_CHUNKS + 1):
         problem = ScheduleProblem(devices, setting.microbatches, chunks)
-        if chunks * devices > operators and options(space.families, problem):
+        if chunks * devices > operators and any(list(family.candidates_of(problem)) for family in space.families):
             return RequestError(
                 f"{names} needs {chunks} stages on each of {devices} devices, and the model has {operators} operators: "
                 f"a stage needs at least one; name another schedule, such as '1f1b', or use at most "
@@ -167,7 +171,7 @@ def _unsupported(setting: Setting, space: SearchSpace) -> RequestError:
 
 
 def _continued(
-    walks: list[Walk], settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int
+    walks: list[Walk], settings: Sequence[Setting], space: SearchOptions, meter: Meter, seed: int
 ) -> tuple[list[Walk], bool]:
     """Continue annealing walks whose limits changed: the best that fit, and fast ones that exceed a limit a little."""
     evaluate_all(walks)
@@ -183,12 +187,32 @@ def _continued(
     return ranked(walks), False
 
 
-def _is_small(settings: Sequence[Setting], space: SearchSpace, left: int) -> bool:
-    """Whether single operators are placed freely: the graph is small, and neither stages nor their number are given."""
+def placing_moves(settings: Sequence[Setting], space: SearchOptions, left: int) -> float:
+    """Evaluations that are left for each action of single operators if these are placed freely: the graph is small, and
+    neither stages nor their number are given. 0 if they are not."""
     first = settings[0]
     if not space.anneal or space.chunks[0] > 1 or space.chunks[1] < MAX_CHUNKS or first.fixed or first.devices == 1:
-        return False
-    return 3 * len(first.graph.nodes) * max(setting.microbatches for setting in settings) * SMALL <= left
+        return 0.0
+    each = left / (3 * len(first.graph.nodes) * max(setting.microbatches for setting in settings))
+    return each if each >= SMALL else 0.0
+
+
+def _place(walks: list[Walk], setting: Setting, meter: Meter, seed: int, *, screened: bool, share: float) -> None:
+    """Add walks whose single operators are placed freely, from the best walks and from one microbatch after another.
+
+    Args:
+        walks: of the search; changed.
+        screened: whether ``SCREENED`` chooses among more placements.
+        share: of the evaluations that are left.
+    """
+    end, half = meter.spent + int(share * meter.left), PLACEMENTS[0].keep // 2
+    starts = list(packed(setting, SCREENED.keep if screened else half))
+    if screened and starts:
+        _round(starts, SCREENED, 0, int(SCREENED.share * meter.left), meter, seed)
+    free = best_by_placement(walks, half, 1) + best_by_placement(starts, half, half)
+    free = [refined(walk) for walk in free]
+    all_rounds(free, PLACEMENTS, meter, seed, max(end - meter.spent, 0) / max(meter.left, 1))
+    walks += [joined(walk) for walk in best_by_placement(free, JOINED, 1)]
 
 
 def all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: int, share: float = 1.0) -> None:
@@ -211,7 +235,7 @@ def _ended(walks: list[Walk], meter: Meter) -> list[Walk]:
 
 
 def _scout(
-    walks: list[Walk], starts: InitialWalks, settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int
+    walks: list[Walk], starts: InitialWalks, settings: Sequence[Setting], space: SearchOptions, meter: Meter, seed: int
 ) -> None:
     """A short search that ends when a walk fits: half of each round are the walks with the least excess memory, half
     those with the best objective."""
@@ -233,7 +257,7 @@ def _scout(
         left -= meter.spent - before
 
 
-def _packed(settings: Sequence[Setting], space: SearchSpace) -> list[Walk]:
+def _packed(settings: Sequence[Setting], space: SearchOptions) -> list[Walk]:
     """Walks with one microbatch after another on devices that fit, of the first setting in which some exist."""
     if space.anneal and space.chunks[0] == 1 and space.chunks[1] >= MAX_CHUNKS:
         for setting in settings:
@@ -253,7 +277,7 @@ def evaluate_all(walks: Sequence[Walk]) -> None:
         walk.free_buffers()
 
 
-def _rounds(settings: Sequence[Setting], space: SearchSpace) -> tuple[Round, ...]:
+def _rounds(settings: Sequence[Setting], space: SearchOptions) -> tuple[Round, ...]:
     first = (START,) if all(setting.fixed is not None for setting in settings) else DESCENTS
     return first + (ANNEALINGS if space.anneal else ())
 

@@ -34,7 +34,6 @@ class Walk:
     Args:
         setting: in which it is evaluated.
         schedule: the family's name with its parameters.
-        chunks: stages per device.
         best: the best candidate so far.
         offload: stages that the schedule offloads, each with the share of its bytes.
         annealed: whether its order differs from the family's.
@@ -45,7 +44,6 @@ class Walk:
 
     setting: Setting
     schedule: str
-    chunks: int
     best: Candidate
     offload: tuple[tuple[int, float], ...] = ()
     annealed: bool = False
@@ -192,7 +190,7 @@ def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool)
         np.array(schedule.placement, dtype=np.int64), np.array(cuts, dtype=np.int64), np.zeros(stages, dtype=np.bool_),
         orders, lengths,
     )  # fmt: skip
-    return Walk(setting, schedule.name, stages // setting.devices, candidate, schedule.offload)
+    return Walk(setting, schedule.name, candidate, schedule.offload)
 
 
 def best_by_placement(

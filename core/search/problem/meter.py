@@ -22,7 +22,6 @@ class Meter:
         most: evaluations that all parts of a search may spend together; None for no bound but each part's budget.
         seconds: a time limit, from the creation of the meter; None for no limit.
         progress: see :data:`Progress`.
-        clock: seconds from any start.
         until_fit: whether the search ends with the first plan that fits.
         spent: evaluations so far.
         step_s: the best step time that fits.
@@ -31,7 +30,6 @@ class Meter:
     budget: int
     seconds: float | None = None
     progress: Progress | None = None
-    clock: Callable[[], float] = time.monotonic
     until_fit: bool = False
     most: int | None = None
     spent: int = 0
@@ -40,7 +38,7 @@ class Meter:
     _before: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._start = self.clock()
+        self._start = time.monotonic()
 
     @property
     def left(self) -> int:
@@ -72,7 +70,7 @@ class Meter:
         """
         self.spent += evaluations
         self.report(step_s)
-        if self.seconds is not None and self.clock() - self._start > self.seconds:
+        if self.seconds is not None and time.monotonic() - self._start > self.seconds:
             raise Stopped
 
     def report(self, step_s: float) -> None:

@@ -9,8 +9,8 @@ from ...plan.plan import Plan
 from ...policies.sharding import replica_costs
 from ...schedules.problem import ScheduleFamily
 from ..annealing.initial_walks import InitialWalks
-from ..problem.options import SearchSpace
 from ..problem.setting import FixedStages, Setting
+from ..search_options import SearchOptions
 
 
 def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Sequence[float]) -> float | None:
@@ -36,7 +36,11 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
         return None
     if all(holds_all(plan, device, limit) for device, limit in enumerate(limits)):
         return None
-    best, space = prediction.step_s, SearchSpace(tuple(families), False, (chunks, chunks), plan.memory.recompute)
+    recompute = plan.memory.recompute
+    space = SearchOptions(
+        families=tuple(families), anneal=False, min_chunks=chunks, max_chunks=chunks, recompute=recompute
+    )
+    best = prediction.step_s
     for walk in InitialWalks([setting], space).published():
         if tuple(walk.best.placement.tolist()) != plan.placement:
             continue

@@ -15,7 +15,6 @@ from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.annealing.initial_walks import InitialWalks
 from panpipe.core.search.choose import search_plans
 from panpipe.core.search.finalize import draft
-from panpipe.core.search.problem.options import SearchSpace
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.search.problem.setting import FixedStages, one_setting
 from panpipe.core.search.problem.workload import workload_of
@@ -106,7 +105,7 @@ def test_search_times_what_replicas_share_as_the_oracle_and_the_simulator_do(see
     cluster = fully_connected(4, 10**9, 300.0, 0.01)
     places = ((0, 1), (2, 3))
     setting = one_setting(random_graph(seed), cluster, 5, [1e9] * 4, {"tied": 300}, places)
-    for walk in InitialWalks([setting], SearchSpace(FAMILIES, chunks=(1, 2))).published():
+    for walk in InitialWalks([setting], SearchOptions(families=FAMILIES, max_chunks=2)).published():
         if fixed:
             stages, costs, edges = setting.staged(walk.best.cuts.tolist(), walk.best.placement.tolist())
             walk.setting = evolve(setting, fixed=FixedStages(stages, costs, edges))

@@ -15,7 +15,6 @@ from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search.annealing.initial_walks import problem_of
 from panpipe.core.search.annealing.walk import start_walk
 from panpipe.core.search.choose import plan, search_plans
-from panpipe.core.search.problem.options import options
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.search.problem.setting import one_setting
 from panpipe.core.search.problem.workload import workload_of
@@ -49,9 +48,10 @@ def graphs(draw):
 def exhaustive(setting, chunks):
     """The least step of all cuts and schedules that fits."""
     best, nodes = float("inf"), len(setting.graph.nodes)
-    for option in options(LEAN, ScheduleProblem(setting.devices, setting.microbatches, chunks)):
-        placement = option.placement(setting.devices)
-        schedule = option.build(problem_of(setting, placement, setting.even_cuts(placement)))
+    problem = ScheduleProblem(setting.devices, setting.microbatches, chunks)
+    for family, parameters in [(one, each) for one in LEAN for each in one.candidates_of(problem)]:
+        placement = family.placement(setting.devices, chunks)
+        schedule = family.built(problem_of(setting, placement, setting.even_cuts(placement)), parameters)
         if schedule is None:
             continue
         walk = start_walk(setting, schedule, setting.even_cuts(placement), split=False)

@@ -14,8 +14,8 @@ from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
 from panpipe.core.search.annealing.initial_walks import InitialWalks
 from panpipe.core.search.finalize import draft
-from panpipe.core.search.problem.options import SearchSpace
 from panpipe.core.search.problem.setting import one_setting
+from panpipe.core.search.search_options import SearchOptions
 from panpipe.core.validation.validate import check_actions
 from panpipe.simulators.run import alone_s, simulate
 
@@ -136,7 +136,8 @@ def contended_is_simulated(seed):
     setting = one_setting(OpGraph(nodes, tuple(edges)), cluster, 5, [1e9] * len(cluster.devices), None)
     family = find_family(source.choice(FAMILIES))
     chunks = (1, 2) if family.chunks is None else (family.chunks[0],) * 2
-    walk = source.choice(list(InitialWalks([setting], SearchSpace((family,), chunks=chunks)).published()))
+    options = SearchOptions(families=(family,), min_chunks=chunks[0], max_chunks=chunks[1])
+    walk = source.choice(list(InitialWalks([setting], options).published()))
     walk.evaluate()
     alone_s = walk.step_s
     walk.setting = evolve(setting, contended=True)
