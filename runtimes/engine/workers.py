@@ -5,12 +5,13 @@ from contextlib import ExitStack
 from threading import Barrier
 
 import torch
+from attrs import define, field
 
 from ...core.logs import set_thread
 from ...core.lowering.queues import sending_pairs
 from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
-from ..devices.compute import compute_queue
+from ..devices.compute import ComputeQueue, compute_queue
 from ..launch.team import Team
 from ..offload.device_offload import DeviceOffload
 from ..programs.stage_run import Stages
@@ -26,6 +27,7 @@ Clock = Callable[[Plan], Trace]
 """The trace of a step of a plan on devices that this machine does not have; a simulator is a clock."""
 
 
+@define(eq=False)
 class Workers:
     """The devices of this process.
 
@@ -37,24 +39,21 @@ class Workers:
         queues: device of this process → its compute queue.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        states: Mapping[int, StageState],
-        team: Team,
-        training: Training,
-        norm_parameters: NormParameters,
-        clock: Clock | None = None,
-        offload: Mapping[int, DeviceOffload] | None = None,
-        graphs: Callable[[torch.device], Callable[[Stages], Graphs]] | None = None,
-    ) -> None:
-        self._graphs, self._offload = graphs, {} if offload is None else offload
-        self._plan, self._states, self._team, self._clock = plan, states, team, clock
-        self._training, self._norm_parameters = training, norm_parameters
-        self.queues = {local: compute_queue(team.where[local], local) for local in team.local}
-        self._executors: dict[int, Executor] = {}
-        for device, activity in team.activities.items():
-            activity.stages = tuple(stage.index for stage in plan.stages_on(device))
+    plan: Plan
+    states: Mapping[int, StageState]
+    team: Team
+    training: Training
+    norm_parameters: NormParameters
+    clock: Clock | None
+    offload: Mapping[int, DeviceOffload]
+    graphs: Callable[[torch.device], Callable[[Stages], Graphs]] | None
+    queues: dict[int, ComputeQueue] = field(init=False)
+    _executors: dict[int, Executor] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.queues = {local: compute_queue(self.team.where[local], local) for local in self.team.local}
+        for device, activity in self.team.activities.items():
+            activity.stages = tuple(stage.index for stage in self.plan.stages_on(device))
 
     def run(
         self,
@@ -80,7 +79,7 @@ class Workers:
             WorkerError: a worker stopped.
         """
         prepared = batch.prepared
-        ready = Barrier(len(self.queues)) if self._graphs is not None and not prepared.bound else None
+        ready = Barrier(len(self.queues)) if self.graphs is not None and not prepared.bound else None
 
         def work(device: int) -> StepRecord:
             def end(record: StepRecord) -> None:
@@ -88,14 +87,14 @@ class Workers:
                 if before_update is not None:
                     before_update(device)
 
-            set_thread(stage.index for stage in self._plan.stages_on(device))
+            set_thread(stage.index for stage in self.plan.stages_on(device))
             with ExitStack() as stack:
                 if ready is not None:
                     stack.callback(ready.abort)  # nobody waits for a device that failed
                 stack.enter_context(self.queues[device].active())
                 executor, bound = self.executor(device), self._bound(prepared, device)
                 record = executor.run(bound, inputs, options, end, ready)
-                with self._team.waiting("the results"):
+                with self.team.waiting("the results"):
                     batch.collect(device)
                 if after is not None:
                     after(device)
@@ -105,11 +104,11 @@ class Workers:
         try:
             for queue in self.queues.values():
                 queue.begin(options.trace)
-            with self._team.tensors.communicating():
-                batch.records = self._team.run_local(work)
+            with self.team.tensors.communicating():
+                batch.records = self.team.run_local(work)
             for queue in self.queues.values():
                 queue.end()
-            batch.trace = None if self._clock is None else self._clock(prepared.plan)
+            batch.trace = None if self.clock is None else self.clock(prepared.plan)
             if not batch.agreement.waits:
                 batch.agreement.refuse(outcome)
         except BaseException:
@@ -119,23 +118,23 @@ class Workers:
     def _bound(self, prepared: Prepared, device: int) -> BoundActions:
         """A device's instructions for these microbatches."""
         if device not in prepared.bound:
-            self._team.connect(sending_pairs(prepared.plan))  # microbatches of another shape may need others
+            self.team.connect(sending_pairs(prepared.plan))  # microbatches of another shape may need others
             prepared.bound[device] = self.executor(device).bind(prepared.lowered, prepared.runs[device])
         return prepared.bound[device]
 
     def executor(self, device: int) -> Executor:
         """The device's executor, with the transport that is open now."""
-        backend = self._team.backend(device)
+        backend = self.team.backend(device)
         if device not in self._executors:
-            own = {stage.index: self._states[stage.index] for stage in self._plan.stages_on(device)}
+            own = {stage.index: self.states[stage.index] for stage in self.plan.stages_on(device)}
             update = Update(
-                self._plan, own, self._norm_parameters, self._training.clip_norm, self.queues[device].device,
-                self._team.replicas_of(device), self._training.needs_finite_loss,
+                self.plan, own, self.norm_parameters, self.training.clip_norm, self.queues[device].device,
+                self.team.replicas_of(device), self.training.needs_finite_loss,
             )  # fmt: skip
             self._executors[device] = Executor(
-                backend, self.queues[device], update, self._team.replicas_of(device), self._offload.get(device),
-                self._team.activities.get(device),
-                None if self._graphs is None else self._graphs(self.queues[device].device),
+                backend, self.queues[device], update, self.team.replicas_of(device), self.offload.get(device),
+                self.team.activities.get(device),
+                None if self.graphs is None else self.graphs(self.queues[device].device),
             )  # fmt: skip
         self._executors[device].backend = backend
         return self._executors[device]

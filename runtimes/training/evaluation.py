@@ -81,12 +81,9 @@ class Evaluator:
         changed: Callable[[], None],
         varying: VaryingSizes,
     ) -> None:
-        self._varying = varying
-        self._changed, self._cut, self._workers, self._stages = changed, cut, workers, stages
+        self._stages, self._cut, self._workers, self._state = stages, cut, workers, state
+        self._programs, self._changed, self._varying = programs, changed, varying
         self._model, self._plan, self._team = stages.model, stages.plan, stages.team
-        self._states, self._where = stages.states, stages.where
-        self._compiler, self._report = programs.compiler, programs.report  # `known` is for the example only
-        self._state = state
         self._modes = ModuleModes(stages.team.tensors.whole_model(stages.model))
         self._kept: LruCache[Any, PreparedSteps] = LruCache(KEPT)
 
@@ -126,17 +123,16 @@ class Evaluator:
         if found is None:
             self._changed()  # its values are read now, and tensors may have been replaced before
             capture = partial(self._captured, forwards)
-            compiler = planned_compiler(self._compiler, self._forward_plan)
+            compiler = planned_compiler(self._programs.compiler, self._forward_plan)
 
             def shapes(reads: Hashable) -> Shapes:
-                return Shapes(
-                    capture, self._team, self._cut, self._where, compiler, self._varying, (key, reads), self._report
-                )
+                where, report = self._stages.where, self._programs.report
+                return Shapes(capture, self._team, self._cut, where, compiler, self._varying, (key, reads), report)
 
+            states, local = self._stages.states, self._team.local
             found = PreparedSteps(
-                self._model, forwards.function, lambda: self._forward_plan, shapes, self._states, self._team.local,
-                self._changed,
-            )  # fmt: skip
+                self._model, forwards.function, lambda: self._forward_plan, shapes, states, local, self._changed
+            )
             self._kept.keep(key, found)
         return found
 
