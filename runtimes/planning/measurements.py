@@ -177,7 +177,7 @@ class Measurements:
         # Compiled here and not in each thread: all threads share the cache `known`.
         compiled, failure = None, None
         try:
-            compiler = self.programs.compiler and self.programs.compiler.programs
+            compiler = None if self.programs.compiler is None else self.programs.compiler.programs
             compiled = compile_stages(self.operators, stages, mine, where, compiler, self.programs.known)
         except RequestError as error:
             failure = error

@@ -142,6 +142,11 @@ def shortcuts(dtype):
     return Shortcuts().to(dtype).train()
 
 
+def windows(dtype):
+    torch.manual_seed(0)
+    return Window().to(dtype).train()
+
+
 def vectors(rows, length=4):
     return {"x": torch.randn(rows, length, 4, dtype=F64, generator=torch.Generator().manual_seed(rows))}
 
@@ -158,6 +163,25 @@ def test_stage_without_operators_for_a_shape_is_supported():
     assert pair.distance([vectors(4), vectors(2), vectors(3), vectors(1, 2), vectors(4)]) < NEAR
     _, trace = pair.pipe.trace_step(vectors(2))
     assert len({event.action.stage for event in trace.events if event.action.kind is Kind.F}) == names
+
+
+class Window(nn.Module):
+    """Two layers read the first four rows of a sequence: all of the example's, which are not apart in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        rows = self.first(x)[:, :4]
+        return self.second(rows) * self.third(rows)
+
+
+@NEW
+def test_layers_of_two_stages_that_read_a_part_of_longer_sequences():
+    case = Case(windows, square, lambda rows, dtype: vectors(rows))
+    pair = Trained(ThreadTeam(len(captured(case, F64, 4, 2).members)), case, 4, 2)  # an operator a stage
+    assert pair.distance([vectors(4), vectors(4, 6), vectors(4)]) < NEAR
 
 
 def _zoo():
