@@ -1,5 +1,6 @@
 """``panpipe catalog``: devices, links and clusters, and where each number comes from."""
 
+import re
 import textwrap
 from collections import Counter
 from contextlib import suppress
@@ -34,7 +35,7 @@ from ..core.files.limits import CATALOGUE
 from ..core.files.read import read_text
 from ..core.files.write import write_text
 from ..core.report.chart.topology import topology_svg
-from ..core.wording import counted
+from ..core.wording import counted, first_of
 
 ASSUMED = "~"
 
@@ -77,8 +78,17 @@ def catalog(
             raise RequestError(f"--{option} needs a cluster, and '{name}' is a device or link: write 1x{name}")
         _print_entry(entry) if not json else print_json(joined(entry))
         return
-    with naming(*([] if file is None else [file])):
-        cluster = find_cluster(name) if file is None else cluster_in(known, name)
+    try:
+        with naming(*([] if file is None else [file])):
+            cluster = find_cluster(name) if file is None else cluster_in(known, name)
+    except RequestError as error:
+        titled = [] if "did you mean" in str(error) else _with_a_similar_word(known, name)
+        if not titled:
+            raise
+        raise RequestError(
+            f"there is no device, link or cluster '{name}': a similar word is in the title of {first_of(titled, 4)}; "
+            "see panpipe catalog"
+        ) from None
     for path, text in ((out, cluster_json), (svg, lambda shown: topology_svg(name, shown))):
         if path is not None:
             write_text(path, text(cluster))
@@ -113,6 +123,14 @@ def _entry(known: Catalogue, name: str) -> DeviceType | LinkType | None:
     with suppress(RequestError):
         return known.link(name)
     return None
+
+
+def _with_a_similar_word(known: Catalogue, name: str) -> list[str]:
+    """The entries whose titles have a word that is similar to a name without digits in front."""
+    entries = (*known.devices.values(), *known.links.values(), *known.clusters.values())
+    words = {each.name: re.findall(r"\w+", each.title.casefold()) for each in entries}
+    plain = re.fullmatch(r"[A-Za-z][\w-]*", name)
+    return [each for each in words if plain and get_close_matches(name.casefold(), words[each], cutoff=0.8)]
 
 
 def _answer(known: Catalogue) -> dict[str, Any]:

@@ -15,8 +15,7 @@ import sys
 import webbrowser
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from http.cookies import CookieError, SimpleCookie
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from urllib.parse import urlencode
 
 import uvicorn
@@ -112,7 +111,7 @@ class Explorer:
         the next question should not wait for it.
         """
         question = parse_question((await _request_data(request)).get("question"))
-        if not isinstance(question, UniformQuestion) or question.schedule == "auto":
+        if not _takes_a_moment(question):
             raise RequestError("the answer to this question has its idle time already")
         scored, _ = await run_in_threadpool(uniform_answers.scored_of, question)
         return JSONResponse({"idle": await run_in_threadpool(uniform_answers.why_not_faster, scored)}, headers=HEADERS)
@@ -137,7 +136,7 @@ class Explorer:
         self._check_code(question, data)
         if isinstance(question, FileQuestion):
             file = await run_in_threadpool(self._results.file, question.number, what)
-        elif isinstance(question, UniformQuestion) and question.schedule != "auto":
+        elif _takes_a_moment(question):
             scored, _ = await run_in_threadpool(uniform_answers.scored_of, question)
             file = await run_in_threadpool(schedule_file, scored, what)
         else:
@@ -158,7 +157,7 @@ class Explorer:
         self._check_code(question, data)
         if isinstance(question, FileQuestion):
             yield {"answer": await run_in_threadpool(self._results.answer, question.number)}
-        elif isinstance(question, UniformQuestion) and question.schedule != "auto":
+        elif _takes_a_moment(question):
             async for line in _announced(uniform_answers.answered, question):
                 yield line
         else:
@@ -175,6 +174,11 @@ class Explorer:
             chosen = question.model in (self._factory, data.get("run_code"))
             if not chosen:
                 raise RequestError(f"'{question.model}' is code of this machine: choose 'run its code' to call it")
+
+
+def _takes_a_moment(question: Question) -> TypeGuard[UniformQuestion]:
+    """Whether the server answers a question itself: the schedule of uniform stages is not searched."""
+    return isinstance(question, UniformQuestion) and question.schedule != "auto"
 
 
 async def _request_data(request: Request) -> dict[str, Any]:
@@ -223,13 +227,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 422, headers=HEADERS)
 
 
-HEADER = b"x-panpipe-token"
+HEADER = "x-panpipe-token"
 HOSTS = ("127.0.0.1", "localhost")
-
-
-def new_token() -> str:
-    """A token that cannot be guessed."""
-    return secrets.token_urlsafe(24)
 
 
 class Access:
@@ -247,36 +246,24 @@ class Access:
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        if headers.get(b"host", b"").decode("latin-1") not in self._hosts:
+        request = Request(scope)
+        if request.headers.get("host") not in self._hosts:
             return PlainTextResponse("this server answers only at its own address, 127.0.0.1\n", 421)
-        origin = headers.get(b"origin", b"").decode("latin-1")
+        origin = request.headers.get("origin", "")
         if origin and origin.removeprefix("http://") not in self._hosts:
             return PlainTextResponse("requests from other sites are refused\n", 403)
-        if self._is_token(headers.get(HEADER, b"").decode("latin-1")):
+        if self._is_token(request.headers.get(HEADER, "")):
             return None
-        if scope["method"] == "GET" and self._is_token(_query_token(scope["query_string"].decode("latin-1"))):
+        if request.method == "GET" and self._is_token(request.query_params.get("token", "")):
             response = RedirectResponse("/", 303)
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
             return response
-        if scope["method"] == "GET" and self._is_token(_cookie(headers.get(b"cookie", b""), self._cookie)):
+        if request.method == "GET" and self._is_token(request.cookies.get(self._cookie, "")):
             return None
         return PlainTextResponse("first open the address that panpipe explore printed: it has a token\n", 403)
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), self._token.encode())
-
-
-def _query_token(query: str) -> str:
-    return next((part[len("token=") :] for part in query.split("&") if part.startswith("token=")), "")
-
-
-def _cookie(header: bytes, name: str) -> str:
-    try:
-        found = SimpleCookie(header.decode("latin-1")).get(name)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
 
 
 HOST = "127.0.0.1"
@@ -293,8 +280,8 @@ def serve(explorer: Explorer, *, port: int | None, browser: bool) -> None:
     Raises:
         RequestError: the port is in use.
     """
-    token = new_token()
-    with bind_usual() if port is None else bind(port) as listener:
+    token = secrets.token_urlsafe(24)
+    with bind(port) as listener:
         number = listener.getsockname()[1]
         address = f"http://{HOST}:{number}/?{urlencode({'token': token})}"
         print(f"panpipe explore: {address}", flush=True)
@@ -309,20 +296,17 @@ def serve(explorer: Explorer, *, port: int | None, browser: bool) -> None:
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def bind_usual() -> socket.socket:
-    """A socket on ``PORT``, or on any free port."""
-    try:
-        return bind(PORT)
-    except RequestError:
-        return bind(0)
-
-
-def bind(port: int) -> socket.socket:
-    """A socket of the loopback interface.
+def bind(port: int | None) -> socket.socket:
+    """A socket of the loopback interface; None is ``PORT``, or any free one.
 
     Raises:
         RequestError: the port is in use, or needs rights that this user does not have.
     """
+    if port is None:
+        try:
+            return bind(PORT)
+        except RequestError:
+            return bind(0)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ..answers.output import seconds_text
 from ..answers.plan.answer import PlanAnswer
 from ..answers.plan.infeasible import InfeasibleAnswer
-from ..answers.plan.planning import plan_answer, plan_request
+from ..answers.plan.planning import Found, plan_request
 from ..answers.plan.request import PlanRequest, wanted_tensor
 from ..core.cluster.catalog.find import find_cluster
 from ..core.errors import InfeasibleError, RequestError
@@ -27,19 +27,6 @@ from .results import File, plan_file, with_names
 
 EVALUATIONS_PER_FAMILY = 2_000
 """Evaluations of the search for the plan of one schedule family on the frontier."""
-
-
-@frozen
-class Found:
-    """The result of a search.
-
-    Args:
-        plans: the fastest first, then those with less memory.
-    """
-
-    request: PlanRequest
-    known: Sequence[ScheduleFamily]
-    plans: Sequence[Plan]
 
 
 _costs: dict[tuple[object, ...], Callable[[int], Any]] = {}
@@ -69,13 +56,14 @@ def _planned(question: PlanQuestion, report: Report) -> PlanAnswer:
     except NothingFits as nothing:
         report(**progress("nothing fits: looking for the smallest change with which a plan does"))
         raise InfeasibleError(InfeasibleAnswer(nothing, _request(question)[0]).text()) from None
-    if question.rank > len(found.plans):
+    plans = found.result.plans
+    if question.rank > len(plans):
         raise RequestError(
-            f"the search found {len(found.plans)} plans and no plan {question.rank}: every other one is slower with no "
-            "less memory"
+            f"the search found {len(plans)} plans and no plan {question.rank}: every other one is slower with no less "
+            "memory"
         )
     report(**progress("simulating the plan"))
-    return plan_answer(found.request, found.known, [found.plans[question.rank - 1]], None)
+    return found.answer([plans[question.rank - 1]])
 
 
 def _facts(question: PlanQuestion, shown: PlanAnswer) -> ReportFacts:
@@ -100,8 +88,7 @@ def search(question: PlanQuestion, report: Report, what: str = "searching plans"
         report(**progress(f"{what}: {best}", done, budget))
 
     report(**progress("reading costs"))
-    result = request.search(progress=searching)
-    found = _found[key] = Found(request, known, result.plans)
+    found = _found[key] = Found(request, known, request.search(progress=searching))
     return found
 
 
@@ -135,7 +122,7 @@ def answer(question: PlanQuestion, shown: PlanAnswer) -> dict[str, Any]:
 
 def report_points(question: PlanQuestion, report: Report) -> None:
     """Report time and memory of the plans of a question, and of the best plan of each schedule."""
-    for rank, plan in enumerate(search(question, report).plans, start=1):
+    for rank, plan in enumerate(search(question, report).result.plans, start=1):
         report(point=_point(evolve(question, rank=rank), plan, "auto" if question.schedule == "auto" else ""))
     _, known = _request(question)
     for number, family in enumerate(known, start=1):
@@ -143,7 +130,7 @@ def report_points(question: PlanQuestion, report: Report) -> None:
         report(**progress(what, number - 1, len(known)))
         asked = evolve(question, schedule=family.name, budget=EVALUATIONS_PER_FAMILY, rank=1)
         try:
-            plan = search(asked, report, what).plans[0]
+            plan = search(asked, report, what).plan
         except (RequestError, InfeasibleError):
             continue  # the family does not support the question, or does not fit
         report(point=_point(asked, plan, family.name))

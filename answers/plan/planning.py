@@ -5,6 +5,7 @@ It is not in ``cli/plan``, so that a mistyped model is refused before slow impor
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from ...core.costs.graph import read_graph
 from ...core.costs.partition import device_limits
 from ...core.errors import RequestError, naming
 from ...core.files.write import write_text
+from ...core.numba_cache import compile_notice
 from ...core.offload.request import parse_offload
 from ...core.plan.plan import Plan, plan_json
 from ...core.policies.sharding import AUTO, level_and_sharers
@@ -68,9 +70,9 @@ def run(
     if not found:
         request, unfit = failed[-1]  # the most tensor ranks: the least memory on each
         refuse(unfit, request, json=json)
-    best = by_time(found, lambda one: one.plan.predicted.step_s, lambda one: max(one.plan.predicted.peak_memory_bytes))[
-        0
-    ]
+    best, *_ = by_time(
+        found, lambda one: one.plan.predicted.step_s, lambda one: max(one.plan.predicted.peak_memory_bytes)
+    )
     request, result = best.request, best.result
     if result.stopped:
         note(f"the search ended after --seconds with {result.evaluations} evaluations; this is the best plan so far")
@@ -80,7 +82,7 @@ def run(
     few = limits.share(FEWER / plans[0].devices.bit_length())
     if try_fewer and not result.stopped and few.budget != 0:
         fewer = faster_alone(plans[0], lambda devices: request.alone(devices, few.budget, few.seconds))
-    answer = plan_answer(request, best.families, plans, fewer)
+    answer = best.answer(plans, fewer)
     if json:
         print_json(answer.plain())
         return
@@ -111,7 +113,7 @@ class _Limits:
 
 
 @frozen
-class _Found:
+class Found:
     """A request with the schedule families that it may use, and its result."""
 
     request: PlanRequest
@@ -120,17 +122,36 @@ class _Found:
 
     @property
     def plan(self) -> Plan:
+        """The fastest plan."""
         return self.result.best
+
+    def answer(self, plans: Sequence[Plan], fewer: Plan | None = None) -> PlanAnswer:
+        """The answer with some of the plans, the first of them in full.
+
+        Args:
+            fewer: a faster plan for fewer of the devices, if one is known.
+        """
+        # Imported here: compiled code takes a second to load.
+        from ...core.search.suggestions.unlimited_memory import unlimited_step_s
+
+        limits = least_by_position(self.request.limits, plans[0].mesh.replicas)
+        costs, mesh = self.request.costs, plans[0].mesh
+        peaks = costs.peak_flops_per_s and [costs.peak_flops_per_s[d] for d in mesh.cluster_devices[: mesh.ranks]]
+        unlimited_s = unlimited_step_s(plans[0], self.families, limits)
+        first, *others = (with_tensor_ranks(plan, self.request.machine) for plan in plans)
+        return PlanAnswer(first, limits, costs.work, unlimited_s, peaks, others, fewer)
 
 
 def _search(
     options: PlanOptions, tp: str | None, limits: _Limits, *, alternatives: bool
-) -> tuple[list[_Found], list[tuple[PlanRequest, NothingFits]]]:
+) -> tuple[list[Found], list[tuple[PlanRequest, NothingFits]]]:
     """Search with every number of tensor ranks; what was found, and the errors of searches in which nothing fits."""
     named = (options.graph, options.cluster)
     files = [file for file in named if file is not None and os.path.isfile(str(file).partition("#")[0])]
     found, failed = [], []
     others = _ranks(options)
+    from ...core.search.compiling import compile_ahead  # here: compiled code takes a second to load
+
     wanted = wanted_tensor(tp, find_cluster(options.cluster), options.cluster, options.model, others)
     each = limits.share(1 / len(wanted))
     budget = None if each.budget is None else max(each.budget, 1)
@@ -138,10 +159,12 @@ def _search(
         request, families = plan_request(evolve(options, budget=budget), tensor)
         try:
             with naming(*files), noted(lambda: "deriving the costs of operators"):
-                request.prepare()
-            with naming(*files), search_progress() as progress:
+                _ = request.costs  # first, because the model may be wrong, and compiling takes longer
+            with noted(lambda: "compiling the search"):
+                compiled = compile_ahead(note)  # does nothing if it is compiled
+            with naming(*files), nullcontext() if compiled else compile_notice(note), search_progress() as progress:
                 result = request.search(seconds=each.seconds, progress=progress, alternatives=alternatives)
-            found.append(_Found(request, families, result))
+            found.append(Found(request, families, result))
         except NothingFits as nothing:
             failed.append((request, nothing))
     return found, failed
@@ -249,25 +272,6 @@ def _write(out: Path, plans: Sequence[Plan]) -> list[Path]:
     for path, plan in zip(paths, plans, strict=True):
         write_text(path, plan_json(plan))
     return paths
-
-
-def plan_answer(
-    request: PlanRequest, usable: Sequence[ScheduleFamily], plans: Sequence[Plan], fewer: Plan | None
-) -> PlanAnswer:
-    """The answer for the plans that were found.
-
-    Args:
-        fewer: a faster plan for fewer of the devices, if one is known.
-    """
-    # Imported here: compiled code takes a second to load.
-    from ...core.search.suggestions.unlimited_memory import unlimited_step_s
-
-    limits = least_by_position(request.limits, plans[0].mesh.replicas)
-    costs, mesh = request.costs, plans[0].mesh
-    peaks = costs.peak_flops_per_s and [costs.peak_flops_per_s[device] for device in mesh.cluster_devices[: mesh.ranks]]
-    unlimited_s = unlimited_step_s(plans[0], usable, limits)
-    first, *others = (with_tensor_ranks(plan, request.machine) for plan in plans)
-    return PlanAnswer(first, limits, costs.work, unlimited_s, peaks, others, fewer)
 
 
 def _costs(options: PlanOptions, machine: Cluster, microbatches: int, tensor: int) -> PlanningCosts:

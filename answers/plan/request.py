@@ -29,7 +29,6 @@ from ...core.search.suggestions.changes import (
 )
 from ...core.validation.interval import with_step_error
 from ..bundled_models import is_bundled, shared_sizes
-from ..output import note
 from .costs import PlanningCosts
 from .options import PlanOptions
 
@@ -107,9 +106,7 @@ class PlanRequest:
     def search(self, meshes: Sequence[tuple[int, int]] | None = None, **changes: Any) -> "SearchResult":
         """Search plans."""
         from ...core.search.choose import search_plans  # imported here: compiled code takes a second to load
-        from ...core.search.compiling import compile_ahead
 
-        compile_ahead(note)  # does nothing if it is compiled
         options, meshes = self.options, self._meshes if meshes is None else meshes
         stages = min(pipeline for pipeline, _ in meshes) * options.min_chunks
         blocks = self._blocks(stages)
@@ -148,13 +145,6 @@ class PlanRequest:
         first = known[sizes[0]]
         kinds = kinds_of(tuple(first.by_type), self.machine)
         return Workload(lambda size: known[size].graphs, total, sizes, kinds, first.parameter_sizes)
-
-    def prepare(self) -> None:
-        """Compute the costs and compile the search; neither counts towards the time limit of the search."""
-        from ...core.search.compiling import compile_ahead
-
-        _ = self.costs  # first, because the model may be wrong, and compiling takes longer
-        compile_ahead(note)
 
     def alone(self, devices: int, budget: int | None, seconds: float | None) -> Plan:
         """The best plan that uses only the first ``devices`` devices; at most ``FEW`` are evaluated."""

@@ -166,17 +166,7 @@ class Sections:
         names = list(self.operators.members)
         place = {name: at for at, name in enumerate(names)}
         inside = [all(node in self.of_node or not _row(node) for node in self._members(name)) for name in names]
-        found = [
-            evolve(
-                work,
-                forward=_without_rows(work.forward),
-                backward_input=_without_rows(work.backward_input),
-                backward_weight=_without_rows(work.backward_weight),
-            )
-            if own
-            else work
-            for own, work in zip(inside, works, strict=True)
-        ]
+        found = [_without_rows(work) if own else work for own, work in zip(inside, works, strict=True)]
         for section in self.all:
             at = place[self.operators.owner[section.nodes[0].name]]
             forward, backward = self.kernels(section)
@@ -268,5 +258,8 @@ def _has_gradient(value: object) -> bool:
     return any(tensor.requires_grad for tensor in tensors_of(value))
 
 
-def _without_rows(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
-    return tuple(kernel for kernel in kernels if kernel.kind not in (ELEMENTWISE, NORMALISATION))
+def _without_rows(work: TracedOperator) -> TracedOperator:
+    """An operator's work without kernels of the kinds that sections have."""
+    parts = {name: getattr(work, name) for name in ("forward", "backward_input", "backward_weight")}
+    left = {name: tuple(k for k in own if k.kind not in (ELEMENTWISE, NORMALISATION)) for name, own in parts.items()}
+    return evolve(work, **left)

@@ -44,7 +44,7 @@ def trace_json(trace: Trace) -> str:
         "plan_hash": trace.plan_hash,
         "devices": trace.devices,
         "step_s": float(trace.step_s),
-        "links": [[link.src, link.dst, _rate(link.bytes_per_s)] for link in trace.links],
+        "links": [[link.src, link.dst, _plain(link.bytes_per_s)] for link in trace.links],
     }
     other = json.dumps({"format": FORMAT, "traces": [header]})
     return f'{{"displayTimeUnit":"ms","otherData":{other},"traceEvents":[\n' + ",\n".join(_lines(trace)) + "\n]}\n"
@@ -145,10 +145,8 @@ def _digits(value: Decimal) -> str:
     return format(value.normalize(), "f") if value else "0"
 
 
-def _rate(rate: float) -> float | int | None:
-    """A link's bandwidth; None if it is infinite, which JSON cannot represent."""
-    return _plain(rate) if math.isfinite(rate) else None
-
-
-def _plain(size: float) -> float | int:
+def _plain(size: float) -> float | int | None:
+    """A number without needless digits; None if it is infinite (a link's rate), which JSON cannot represent."""
+    if not math.isfinite(size):
+        return None
     return int(size) if float(size).is_integer() else float(size)

@@ -53,7 +53,7 @@ def read_trace(path: str | Path) -> Trace:
         raise RequestError(
             f"{path} holds no action: each event of a trace carries stage, kind, microbatch and device in its args"
         )
-    return _assemble(header or {"source": "measured", "plan_hash": ""}, events, memory, rates, str(path))
+    return _assemble(header or {}, events, memory, rates, str(path))
 
 
 def _load(path: str | Path) -> dict[str, Any]:
@@ -189,5 +189,5 @@ def _assemble(
         links.append(LinkTrack(src, dst, limit, tuple(time for time, _ in samples), tuple(rate for _, rate in samples)))
     if rates:
         raise RequestError(f"{origin} has rates of link {next(iter(rates))}, which it does not list: write it again")
-    source, plan_hash = header["source"], header["plan_hash"]
+    source, plan_hash = header.get("source", "measured"), header.get("plan_hash", "")
     return Trace(source, plan_hash, devices, tuple(events), tuple(memory), step_s, tuple(links))

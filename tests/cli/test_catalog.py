@@ -76,6 +76,7 @@ BAD = {
         ("show", "2x8xH100:nic=8"),
         "nic=8 of cluster '2x8xH100:nic=8': there is no link type '8'",
     ),
+    "a word of titles": (("show", "infinband"), "is in the title of nic-200g, nic-400g"),
     "nothing to show": (("show",), "'catalog show' is incomplete"),
     "another verb": (("draw", "8xH100"), "'catalog draw 8xH100' is incomplete"),
     "a drawing of all": (("--svg", "x.svg"), "--svg needs one cluster"),
