@@ -5,6 +5,7 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..core.cluster.sourced import Source
 from ..core.errors import RequestError
 from ..core.files.write import write_text
 from ..runtimes.devices.available_memory import machine
-from .output import note, print_json, print_table, seconds_text
+from .output import note, print_json, print_records, seconds_text
 
 Numbers = Mapping[str, tuple[float, Source]]
 """Number and source by dotted name, the names as in ``DeviceType.sources``."""
@@ -191,24 +192,15 @@ def _kind_answer(residuals: Sequence[Residual]) -> dict[str, Any]:
 def _show(found: Calibration, base: DeviceType, what: str, link: tuple[float, float] | None) -> None:
     device = found.device
     print(f"{what}; peak rates of {base.name}")
-    rows = []
-    for kind, residuals in found.by_kind.items():
-        answer = _kind_answer(residuals)
-        rows.append(
-            (
-                kind,
-                answer["operators"],
-                f"{device.efficiency[kind]:.1%}",
-                f"{answer['fitted_median_error']:.0%}",
-                f"{answer['median_error']:.0%}",
-                f"{answer['worst_error']:.0%}",
-                answer["worst"],
-            )
-        )
-    columns = ("kind", "operators", "of peak", "fit", "held out", "worst", "which")
-    print_table(
-        "Efficiencies, and errors of predicted times: median of the fit, median and worst held out", columns, rows
-    )
+    print_records(
+        "Efficiencies, and errors of predicted times: median of the fit, median and worst held out",
+        [{"kind": kind, **_kind_answer(residuals)} for kind, residuals in found.by_kind.items()],
+        {"kind": itemgetter("kind"), "operators": itemgetter("operators"),
+         "of peak": lambda each: f"{device.efficiency[each['kind']]:.1%}",
+         "fit": lambda each: f"{each['fitted_median_error']:.0%}",
+         "held out": lambda each: f"{each['median_error']:.0%}", "worst": lambda each: f"{each['worst_error']:.0%}",
+         "which": itemgetter("worst")},
+    )  # fmt: skip
     print(f"\nLaunch {seconds_text(device.launch_overhead_s)}; memory for matrix products, attention and convolutions "
           f"{device.effective_memory_bytes_per_s / 1e9:.1f} GB/s")  # fmt: skip
     if link is not None:

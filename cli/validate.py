@@ -1,10 +1,11 @@
 """``panpipe validate``: whether a plan, or a schedule file, completes and fits in memory."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..answers.options import argument, json_flag
-from ..answers.output import bytes_text, note, print_json, print_table
+from ..answers.output import bytes_text, note, print_json, print_records
 from ..answers.plan_files import read_plan_or_schedule
 from ..core.documents import as_plain
 from ..core.errors import naming
@@ -38,19 +39,16 @@ def validate(
     if report.peak_memory_bytes and plan.prediction is not None:
         devices = plan.mesh.arrange(plan.prediction.cluster).devices[: plan.mesh.ranks]
         limits = plan.mesh.memory_bytes(plan.prediction.cluster)
-        rows = [
-            (
-                f"{number} {', '.join(device.name for device in devices[number :: plan.devices])}",
-                bytes_text(report.peak_saved_bytes[number]),
-                bytes_text(report.peak_memory_bytes[number]),
-                str(report.peak_actions[number]),
-                bytes_text(limits[number]),
-                *((bytes_text(report.host_bytes[number]),) if any(report.host_bytes) else ()),
-            )
-            for number in range(plan.devices)
-        ]
-        host = ("on the host",) if any(report.host_bytes) else ()
-        print_table("Memory", ("device", "peak saved", "peak memory", "at", "limit", *host), rows)
+        columns: dict[str, Callable[[int], object]] = {
+            "device": lambda n: f"{n} {', '.join(device.name for device in devices[n :: plan.devices])}",
+            "peak saved": lambda n: bytes_text(report.peak_saved_bytes[n]),
+            "peak memory": lambda n: bytes_text(report.peak_memory_bytes[n]),
+            "at": lambda n: report.peak_actions[n],
+            "limit": lambda n: bytes_text(limits[n]),
+        }
+        if any(report.host_bytes):
+            columns["on the host"] = lambda n: bytes_text(report.host_bytes[n])
+        print_records("Memory", range(plan.devices), columns)
 
 
 def _answer(plan: Plan, actions: int, report: dict[str, Any]) -> dict[str, Any]:
