@@ -42,7 +42,7 @@ def search_progress() -> Iterator[SearchProgress]:
 
         def keep(done: int, budget: int, step_s: float) -> None:
             nonlocal latest
-            latest = f"planning: {done} of {budget} evaluations, {_best(step_s)}"
+            latest = f"planning: {done} of {budget} evaluations, {best_text(step_s)}"
 
         with noted(lambda: latest):
             yield keep
@@ -52,10 +52,11 @@ def search_progress() -> Iterator[SearchProgress]:
         task = bar.add_task("", total=None)
 
         def update(done: int, budget: int, step_s: float) -> None:
-            bar.update(task, total=budget, completed=done, description=_best(step_s))
+            bar.update(task, total=budget, completed=done, description=best_text(step_s))
 
         yield update
 
 
-def _best(step_s: float) -> str:
+def best_text(step_s: float) -> str:
+    """The best step of a search, in words."""
     return "nothing fits yet" if step_s == float("inf") else f"best step {seconds_text(step_s)}"

@@ -10,11 +10,11 @@ from typing import Any
 
 from attrs import evolve
 
-from ..answers.output import seconds_text
 from ..answers.plan.answer import PlanAnswer
 from ..answers.plan.infeasible import InfeasibleAnswer
 from ..answers.plan.planning import Found, plan_request
 from ..answers.plan.request import PlanRequest, wanted_tensor
+from ..answers.progress import best_text
 from ..core.cluster.catalog.find import find_cluster
 from ..core.errors import InfeasibleError, RequestError
 from ..core.plan.plan import Plan, plan_json
@@ -84,8 +84,7 @@ def search(question: PlanQuestion, report: Report, what: str = "searching plans"
     request, known = _request(question)
 
     def searching(done: int, budget: int, step_s: float) -> None:
-        best = "nothing fits yet" if step_s == float("inf") else f"best step {seconds_text(step_s)}"
-        report(**progress(f"{what}: {best}", done, budget))
+        report(**progress(f"{what}: {best_text(step_s)}", done, budget))
 
     report(**progress("reading costs"))
     found = _found[key] = Found(request, known, request.search(progress=searching))

@@ -87,10 +87,6 @@ class Catalogue:
         result._check_names(added, origin)
         return result
 
-    def with_devices(self, devices: Iterable[DeviceType]) -> "Catalogue":
-        """This catalogue with more device types; of two with one name, the later one is kept."""
-        return evolve(self, devices={**self.devices, **{device.name: device for device in devices}})
-
     def _inherited(self, table: dict[str, Any], section: str, data: dict[str, Any], where: str) -> dict[str, Any]:
         """An entry with the fields that it inherits through ``like``."""
         seen: list[str] = []
@@ -296,7 +292,7 @@ def _with_plugin(found: Catalogue, plugin: Any) -> Catalogue:
     taken = next((device.name for device in devices if device.name in found.devices), None)
     if taken is not None:
         raise RequestError(f"the name '{taken}' is taken")
-    return found.with_devices(devices)
+    return evolve(found, devices={**found.devices, **{device.name: device for device in devices}})
 
 
 def find_device(name: str) -> DeviceType:
