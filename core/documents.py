@@ -111,7 +111,7 @@ converter.register_structure_hook_factory(_is_uniform_tuple, _items)
 def omit_at_default(kind: type, *names: str) -> None:
     """Write fields of a class only where they differ from their default: those that were added later, so that older
     files keep their bytes and hashes."""
-    later = dict.fromkeys(names, override(omit_if_default=True))
+    later: dict[str, Any] = dict.fromkeys(names, override(omit_if_default=True))
     converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, **later))
 
 

@@ -25,6 +25,7 @@ saved are results that other sections read, or products if they are compiled, an
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from attrs import define, evolve, field, frozen
 from torch import fx
@@ -261,5 +262,8 @@ def _has_gradient(value: object) -> bool:
 def _without_rows(work: TracedOperator) -> TracedOperator:
     """An operator's work without kernels of the kinds that sections have."""
     parts = {name: getattr(work, name) for name in ("forward", "backward_input", "backward_weight")}
-    left = {name: tuple(k for k in own if k.kind not in (ELEMENTWISE, NORMALISATION)) for name, own in parts.items()}
+    left: dict[str, Any] = {
+        name: tuple(kernel for kernel in own if kernel.kind not in (ELEMENTWISE, NORMALISATION))
+        for name, own in parts.items()
+    }
     return evolve(work, **left)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import torch
 from attrs import evolve, frozen
@@ -344,7 +345,7 @@ class ParameterState:
     trained: tuple[tuple[int, int], ...]
     frozen_bytes: int
 
-    def bytes_of(self, optimizer: Optimizer) -> dict[str, int | None]:
+    def bytes_of(self, optimizer: Optimizer) -> dict[str, Any]:
         """The fields of an ``OpNode`` that depend on the optimizer."""
         trained = sum(count * size for count, size in self.trained) if self.frozen_bytes else None
         whole = sum(count * optimizer.state_bytes(size) for count, size in self.trained) + self.frozen_bytes

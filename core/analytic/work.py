@@ -148,9 +148,9 @@ def _exchanges(joint: JointGraph, forward: set[fx.Node], backward: set[fx.Node])
     for node in (*ordered(joint.graph, forward), *ordered(joint.graph, backward)):
         if node.target in _EXCHANGES:
             read, made = (tensor_bytes(each.meta["val"]) for each in (node.all_input_nodes[0], node))
-            size, first = _EXCHANGES[node.target](read, made), node in forward
+            size, first = _EXCHANGES[node.target](read, made), int(node in forward)
             over = EXPERT_RANKS if node.target is ALL_TO_ALL else TENSOR_RANKS
-            found.append(TensorReductions(first, not first, size * first, size * (not first), over=over))
+            found.append(TensorReductions(first, 1 - first, size * first, size * (1 - first), over=over))
     return tuple(sorted(found, key=lambda each: each.over != TENSOR_RANKS))
 
 
