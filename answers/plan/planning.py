@@ -150,8 +150,6 @@ def _search(
     files = [file for file in named if file is not None and os.path.isfile(str(file).partition("#")[0])]
     found, failed = [], []
     others = _ranks(options)
-    from ...core.search.compiling import compile_ahead  # here: compiled code takes a second to load
-
     wanted = wanted_tensor(tp, find_cluster(options.cluster), options.cluster, options.model, others)
     each = limits.share(1 / len(wanted))
     budget = None if each.budget is None else max(each.budget, 1)
@@ -161,6 +159,8 @@ def _search(
             with naming(*files), noted(lambda: "deriving the costs of operators"):
                 _ = request.costs  # first, because the model may be wrong, and compiling takes longer
             with noted(lambda: "compiling the search"):
+                from ...core.search.compiling import compile_ahead  # here: compiled code takes a second to load
+
                 compiled = compile_ahead(note)  # does nothing if it is compiled
             with naming(*files), nullcontext() if compiled else compile_notice(note), search_progress() as progress:
                 result = request.search(seconds=each.seconds, progress=progress, alternatives=alternatives)
