@@ -17,7 +17,6 @@ from zlib import crc32
 import numpy
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
-from torch.utils.hooks import RemovableHandle
 
 from ...errors import PanpipeError
 from ..values.code_origin import is_users_own
@@ -148,29 +147,20 @@ class Guards:
         children = {id(m._modules): m._modules for m in modules if m._modules or isinstance(m, listed)}
         self._sized = list((self.found.own | children).values())
         self._sizes = list(map(len, self._sized))
-        parameters = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
-        self._trained = [p for p in parameters.values() if p.requires_grad]
-        self._frozen = [p for p in parameters.values() if not p.requires_grad]
-        # A conversion of a model converts the parameters of all its modules of a class.
-        self._typed = list(
-            {(type(m), p.dtype): p for m in modules for p in m._parameters.values() if p is not None}.values()
-        )
-        self._dtypes = list(map(_DTYPE, self._typed))
-        hooks: list[Any] = [held for m in modules for held in (m._forward_hooks, m._forward_pre_hooks)]
-        self._hooks = [*hooks, torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks]
-        self._numbers_of_hooks, self._last_hook = list(map(len, self._hooks)), RemovableHandle.next_id
-        self._some_hooks = [(held, len(held)) for held in self._hooks if held]
+        self._parameters = list({id(p): p for m in modules for p in m._parameters.values() if p is not None}.values())
+        self._of_parameters = list(map(_OF_PARAMETER, self._parameters))
+        self._hooks: list[Any] = [held for m in modules for held in (m._forward_hooks, m._forward_pre_hooks)]
+        self._hooks += [torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks]
+        self._numbers_of_hooks = list(map(len, self._hooks))
 
     def _as_before(self) -> bool:
         return (
             self._holds_equal(list(map(call, self._getters)), self._values)
-            and all(map(_REQUIRES_GRAD, self._trained))
-            and not any(map(_REQUIRES_GRAD, self._frozen))
-            and list(map(_DTYPE, self._typed)) == self._dtypes
+            and list(map(_OF_PARAMETER, self._parameters)) == self._of_parameters
             and list(map(len, self._sized)) == self._sizes
             and all(self._holds_equal(items_of(held), items) for held, items in self._containers)
             and all(array.tobytes() == data for array, data in self._arrays)
-            and self._hooks_as_before()
+            and list(map(len, self._hooks)) == self._numbers_of_hooks
             and torch_settings() == self._settings
         )
 
@@ -187,17 +177,10 @@ class Guards:
     def _equal(self, now: Any, value: Any) -> bool:
         return now is value or (is_plain(now) and is_plain(value) and self._key(now) == self._key(value))
 
-    def _hooks_as_before(self) -> bool:
-        """Whether no hook was registered or removed; torch numbers all hooks that are registered."""
-        if RemovableHandle.next_id != self._last_hook:
-            self._last_hook = RemovableHandle.next_id
-            return list(map(len, self._hooks)) == self._numbers_of_hooks
-        return all(len(hooks) == number for hooks, number in self._some_hooks)
-
 
 _DEEPEST = 4
 _SMALL_ARRAY = 1 << 14
-_REQUIRES_GRAD, _DTYPE = attrgetter("requires_grad"), attrgetter("dtype")
+_OF_PARAMETER = attrgetter("requires_grad", "dtype")
 
 
 def _portable(key: Hashable) -> Any:
