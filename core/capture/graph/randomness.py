@@ -357,14 +357,6 @@ def draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     return given.get("train") is False or bool(rates and rates[0] == 0)
 
 
-def _bernoulli_inplace(mode: KeyedRandom, x: Tensor, p: float = 0.5) -> Tensor:
-    return x.copy_(bernoulli(x, p, *mode._next()))
-
-
-def _bernoulli_inplace_each(mode: KeyedRandom, x: Tensor, p: Tensor) -> Tensor:
-    return x.copy_(bernoulli_each(x, p, *mode._next()))
-
-
 def _native_dropout(mode: KeyedRandom, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -375,16 +367,9 @@ def _native_dropout(mode: KeyedRandom, x: Tensor, p: float, train: bool | None) 
     return x * mask * scale, mask.to(torch.bool)
 
 
-def _factory(draw: Callable[..., Tensor], *values: float) -> Callable[..., Tensor]:
-    def rule(mode: KeyedRandom, size: Any, **options: Any) -> Tensor:
-        return draw(torch.empty(size, **options), *values, *mode._next())
-
-    return rule
-
-
-def _like(draw: Callable[..., Tensor], *values: float) -> Callable[..., Tensor]:
-    def rule(mode: KeyedRandom, x: Tensor, **options: Any) -> Tensor:
-        return draw(torch.empty_like(x, **options), *values, *mode._next())
+def _new(create: Callable[..., Tensor], draw: Callable[..., Tensor], *values: float) -> Callable[..., Tensor]:
+    def rule(mode: KeyedRandom, given: Any, **options: Any) -> Tensor:
+        return draw(create(given, **options), *values, *mode._next())
 
     return rule
 
@@ -413,15 +398,15 @@ def _normal(mode: KeyedRandom, mean: Any, deviation: Any) -> Tensor:
 
 
 _RULES: dict[Any, Callable[..., Any]] = {
-    aten.bernoulli_.float: _bernoulli_inplace,
-    aten.bernoulli_.Tensor: _bernoulli_inplace_each,
+    aten.bernoulli_.float: lambda mode, x, p=0.5: x.copy_(bernoulli(x, p, *mode._next())),
+    aten.bernoulli_.Tensor: lambda mode, x, p: x.copy_(bernoulli_each(x, p, *mode._next())),
     aten.bernoulli.default: lambda mode, p: bernoulli_each(p, p, *mode._next()),
     aten.bernoulli.p: lambda mode, x, p: bernoulli(x, p, *mode._next()),
     aten.native_dropout.default: _native_dropout,
-    aten.rand.default: _factory(uniform, 0.0, 1.0),
-    aten.randn.default: _factory(normal, 0.0, 1.0),
-    aten.rand_like.default: _like(uniform, 0.0, 1.0),
-    aten.randn_like.default: _like(normal, 0.0, 1.0),
+    aten.rand.default: _new(torch.empty, uniform, 0.0, 1.0),
+    aten.randn.default: _new(torch.empty, normal, 0.0, 1.0),
+    aten.rand_like.default: _new(torch.empty_like, uniform, 0.0, 1.0),
+    aten.randn_like.default: _new(torch.empty_like, normal, 0.0, 1.0),
     aten.randint.default: lambda mode, high, size, **o: _integers(mode, 0, high, size, **o),
     aten.randint.low: _integers,
     aten.randint_like.default: lambda mode, x, high, **o: integers(torch.empty_like(x, **o), 0, high, *mode._next()),

@@ -29,6 +29,7 @@ from unittest import mock
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
 from ..values.capture_errors import WritesTensor
@@ -199,11 +200,7 @@ def drop_checks(graph: fx.Graph) -> None:
 
 def depends_on_values(node: fx.Node) -> bool:
     """Whether a node's result is a number, or has a size, that is known only when the step runs."""
-    return any(map(_symbolic, _leaves(node.meta.get("val"))))
-
-
-def _leaves(value: Any) -> list[Any]:
-    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, tuple | list) else [value]
+    return any(map(_symbolic, pytree.tree_leaves(node.meta.get("val"))))
 
 
 def _symbolic(value: Any) -> bool:
