@@ -21,7 +21,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from attrs import frozen
 from panpipe.core.cluster.cluster import Cluster, Device, cluster_json, fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
@@ -44,14 +43,6 @@ MODELS = {
 """Goal, model, cluster, microbatches and further options."""
 SKIPS = 0.1
 """Share of the random operators that read an earlier one, too."""
-
-
-@frozen
-class Run:
-    """One run: seconds of the processor, and the most memory in bytes."""
-
-    seconds: float
-    bytes: int
 
 
 def switched(devices: int) -> Cluster:
@@ -114,8 +105,8 @@ def cases(folder: Path) -> dict[str, tuple[float, list[str]]]:
     return found
 
 
-def run(command: list[str]) -> Run:
-    """Run a command in a process of its own, which also measures it."""
+def run(command: list[str]) -> tuple[float, int]:
+    """Processor seconds of a command in a process of its own, and the most memory in bytes."""
     code = (
         "import json, resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL); "
         "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
@@ -125,7 +116,8 @@ def run(command: list[str]) -> Run:
     text = subprocess.run(
         [sys.executable, "-c", code, *command], check=True, capture_output=True, text=True, env=environment
     ).stdout
-    return Run(*json.loads(text))
+    seconds, most = json.loads(text)
+    return seconds, most
 
 
 def main() -> None:
@@ -139,10 +131,10 @@ def main() -> None:
         for title, (goal, command) in cases(Path(name)).items():
             if arguments.only in title:
                 runs = [run(command) for _ in range(arguments.runs)]
-                seconds = [each.seconds for each in runs]
+                seconds = [each for each, _ in runs]
                 rows.append([
                     title, f"{goal:g}", str(len(runs)), f"{statistics.median(seconds):.1f}",
-                    f"{min(seconds):.1f} to {max(seconds):.1f}", f"{max(each.bytes for each in runs) / 1e9:.2f}",
+                    f"{min(seconds):.1f} to {max(seconds):.1f}", f"{max(most for _, most in runs) / 1e9:.2f}",
                 ])  # fmt: skip
                 print(rows[-1], flush=True)
     header = ("command", "goal", "runs", "processor s, median", "from – to", "most memory, GB")

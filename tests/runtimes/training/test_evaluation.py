@@ -30,6 +30,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:microbatches of a new shape")
 
 GPT = case_of(TinyGPT, gpt_step, lambda rows, dtype: tokens(rows))
 WEIGHTED = case_of(TinyGPT, weighted_step, lambda rows, dtype: tokens(rows))
+WORDS = case_of(
+    lambda: nn.Sequential(nn.Embedding(32, 8), nn.Linear(8, 8), nn.Linear(8, 32)), gpt_step,
+    lambda rows, dtype: tokens(rows),
+)  # fmt: skip
+"""Like `GPT`, for tests that capture many functions."""
 ALL = {"weighted": WEIGHTED, "batchnorm": CASES["batchnorm with a skip"], "python": PYTHON}
 
 
@@ -186,7 +191,7 @@ REFUSED = (
 
 
 def test_function_without_a_row_for_each_sample_is_refused_and_rows_share_no_memory_with_the_batch():
-    pipe, _ = pipeline_of(GPT, 8, 4)
+    pipe, _ = pipeline_of(WORDS, 8, 4)
     for function, said in REFUSED:
         with pytest.raises(RequestError, match=said) as refusal:
             pipe.forward(tokens(7), function)
@@ -217,7 +222,7 @@ def test_evaluation_uses_a_parameter_that_training_does_not_use():
 
 def test_evaluation_warns_once_of_new_shapes_and_keeps_a_few_functions(monkeypatch):
     monkeypatch.setattr("panpipe.runtimes.batch.shapes.NOTICED_S", 0.0)
-    pipe, _ = pipeline_of(GPT, 8, 4)
+    pipe, _ = pipeline_of(WORDS, 8, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pipe.forward(tokens(8), logits)

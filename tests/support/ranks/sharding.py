@@ -263,7 +263,7 @@ def scheduled(team: Team, names: Sequence[str]) -> dict[str, list[float]]:
         for level, room in (("gradients", True), ("parameters", number % 2 == 1)):
             wanted = shared(evolve(plan, mesh=team.mesh), level, room=room)
             trained = Trained(team, case, 8, 4, shard=level, plan=wanted)
-            rows = ([8] * team.replicas, [8, 2, 1], [1, 5, 8], [8] * team.replicas)
+            rows = ([8, 2, 1], [1, 5, 8], [8] * team.replicas)
             found[f"{name}, {level}, {room}"] = [largest(trained.step(each).values()) for each in rows]
     return found
 
