@@ -29,20 +29,10 @@ def check(found: list[dict], places: list[list[int]]) -> None:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
     """Two replicas of a pipeline of two: what several jobs find in one start."""
-    return results_of(
-        [
-            "replicas",
-            "scaling",
-            "not_finite",
-            "monitored",
-            "sharded_states",
-            "scattered_schedules",
-            "replanned_parted",
-        ],
-        tmp_path_factory.mktemp("four"),
-        4,
-        MESH="pp=2,dp=2",
-    )
+    jobs = (
+        "replicas", "scaling", "not_finite", "monitored", "sharded_states", "scattered_schedules", "replanned_parted"
+    )  # fmt: skip
+    return results_of(jobs, tmp_path_factory.mktemp("four"), 4, MESH="pp=2,dp=2")
 
 
 def test_replicas_train_like_one_process_on_all_their_batches(four):
