@@ -265,8 +265,8 @@ class _Builder:
         if initial.warning is not None:
             self.report(initial.warning)
         if self.virtual is None:
-            given = options.devices is not None
-            self.team.where = assign_devices(self.team, named, compute_device(self._tensors()), share, given)
+            own, model = options.devices is not None, compute_device(self._tensors())
+            self.team.where = assign_devices(self.team, named, model, share, own)
         if compiling is not None:
             self.programs = evolve(self.programs, compiler=StageCompiler(compiling.with_threads(self.team.threads)))
         return initial

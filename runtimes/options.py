@@ -79,6 +79,10 @@ def mesh_from_torch(found: DeviceMesh) -> MeshRequest:
     return plain(Mesh(replicas.shape[1], replicas.shape[0], tuple(map(tuple, replicas.tolist()))))
 
 
+def _microbatches(given: Any) -> int | None:
+    return None if given is None else whole_number("microbatches", given, 1)
+
+
 @frozen(kw_only=True)
 class PipelineOptions:
     """All arguments but model, step and example batch; ``panpipe.pipeline`` documents them.
@@ -107,9 +111,7 @@ class PipelineOptions:
     planning: PlanningOptions
     run: Run = field(factory=Run)
     devices: Names | None = None
-    _microbatches: int | None = field(
-        default=None, converter=lambda given: None if given is None else whole_number("microbatches", given, 1)
-    )
+    _microbatches: int | None = field(default=None, converter=_microbatches)
     plan: Plan | None = None
     mesh: MeshRequest = field(default=None, converter=given_mesh)
     backend: str | BackendKind | None = None

@@ -47,6 +47,14 @@ def _schedule(given: str) -> str:
     return given
 
 
+def _found(cluster: Cluster | str | Path | None) -> Cluster | None:
+    return find_cluster(cluster) if isinstance(cluster, str | Path) else cluster
+
+
+def _chunks(given: Any) -> int:
+    return whole_number("max_chunks", given, 1)
+
+
 def _boundaries(given: str) -> str:
     check_boundaries(given)
     return given
@@ -80,11 +88,9 @@ class Auto:
     """
 
     schedule: str = field(default=AUTO, converter=_schedule)
-    max_chunks: int = field(default=2, converter=lambda given: whole_number("max_chunks", given, 1))
+    max_chunks: int = field(default=2, converter=_chunks)
     boundaries: str = field(default="operators", converter=_boundaries)
-    cluster: Cluster | None = field(
-        default=None, converter=lambda given: find_cluster(given) if isinstance(given, str | Path) else given
-    )
+    cluster: Cluster | None = field(default=None, converter=_found)
     contest: bool | int = True
     cache: bool = True
     rounds: int = field(init=False)
@@ -96,6 +102,14 @@ class Auto:
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.cache, bool):
             raise RequestError(f"cache is {self.cache!r}: give True or False; PANPIPE_CACHE names the folder")
+
+
+def _limit(given: int | str | None) -> float | None:
+    return byte_size("limit", given, model=True)
+
+
+def _recompute(given: Recompute | None) -> Recompute | None:
+    return None if given == AUTO else given
 
 
 @frozen(kw_only=True)
@@ -135,8 +149,8 @@ class Memory:
         RequestError: one of them has a value that it cannot have.
     """
 
-    limit: float | None = field(default=None, converter=lambda given: byte_size("limit", given, model=True))
-    recompute: Recompute | None = field(default=None, converter=lambda given: None if given == AUTO else given)
+    limit: float | None = field(default=None, converter=_limit)
+    recompute: Recompute | None = field(default=None, converter=_recompute)
     offload: OffloadRequest | None = None
     offload_to: str | Path = HOST
     host: int | str | None = None
@@ -221,6 +235,10 @@ def seed_of(given: Any) -> int:
     return whole_number("seed", given)
 
 
+def _first_step(given: Any) -> int:
+    return whole_number("first_step", given, 0)
+
+
 @frozen(kw_only=True)
 class Run:
     """How a pipeline starts and runs.
@@ -278,7 +296,7 @@ class Run:
     """
 
     seed: int = field(default=0, converter=seed_of)
-    first_step: int = field(default=0, converter=lambda given: whole_number("first_step", given, 0))
+    first_step: int = field(default=0, converter=_first_step)
     weights: str | Path | ModuleInit | None = None
     compile: str | Compile | None = None
     cuda_graphs: bool = False
