@@ -51,9 +51,9 @@ def _parts_of(module: nn.Module, known: dict[int, nn.Parameter]) -> nn.Module:
     for name, parameter in module._parameters.items():
         part: Any = parameter
         if hasattr(parameter, "to_local"):
-            part = known.get(id(parameter))
-            if part is None:
-                part = known[id(parameter)] = nn.Parameter(_part(parameter), requires_grad=parameter.requires_grad)
+            if id(parameter) not in known:
+                known[id(parameter)] = nn.Parameter(_part(part), requires_grad=part.requires_grad)
+            part = known[id(parameter)]
         made.register_parameter(name, part)
     for name, buffer in module._buffers.items():
         made.register_buffer(name, _part(buffer) if hasattr(buffer, "to_local") else buffer)
