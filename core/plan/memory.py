@@ -232,9 +232,9 @@ def held_bytes(changed: Sequence[float], copies: Iterable[Moved] = (), memory: M
         copies: copies to the host and back, which change the memory, too.
         memory: whose bytes.
     """
-    changed = list(changed)
+    found = list(changed)
     for kind, issued, reader, size in copies:
         for change in CHANGES[kind]:
             if change.memory is memory:
-                changed[place_of(change.moment, issued, reader)] += change.sign * size
-    return list(accumulate(changed))
+                found[place_of(change.moment, issued, reader)] += change.sign * size
+    return list(accumulate(found))
