@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from attrs import field, fields, frozen
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
+from cattrs.gen import make_dict_structure_fn
 
 from ..actions import Action
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
 from ..costs.costs import StageCosts, StageEdge
-from ..documents import as_plain, converter, from_json, to_json
+from ..documents import as_plain, converter, from_json, omit_at_default, to_json
 from ..files.limits import check_seconds
 from ..files.read import read_text
 from ..files.write import write_text
@@ -209,16 +209,8 @@ class Plan:
         return tuple(stage for stage in self.stages if stage.device == device)
 
 
-# Fields added later are omitted at their default, so that older plans keep their bytes and hashes.
-_later = override(omit_if_default=True)
-converter.register_unstructure_hook(
-    MemoryPolicy,
-    make_dict_unstructure_fn(MemoryPolicy, converter, host_copy_queues=_later, unshard=_later, within=_later),
-)
-converter.register_unstructure_hook(
-    Prediction,
-    make_dict_unstructure_fn(Prediction, converter, interval_s=_later),
-)
+omit_at_default(MemoryPolicy, "host_copy_queues", "unshard", "within")
+omit_at_default(Prediction, "interval_s")
 _structured = make_dict_structure_fn(Prediction, converter, _cattrs_forbid_extra_keys=True)
 _FORMER = ("reference_s", "rehearsed_s")
 """Fields of older files, with readings of the machine's speed; they are not read."""
@@ -230,12 +222,8 @@ def _prediction(data: Any, kind: type[Prediction]) -> Prediction:
 
 
 converter.register_structure_hook(Prediction, _prediction)
-converter.register_unstructure_hook(
-    Mesh, make_dict_unstructure_fn(Mesh, converter, tensor=_later, sharing=_later, context=_later, experts=_later)
-)
-converter.register_unstructure_hook(
-    Plan, make_dict_unstructure_fn(Plan, converter, sync=_later, forward_only=_later, shard=_later)
-)
+omit_at_default(Mesh, "tensor", "sharing", "context", "experts")
+omit_at_default(Plan, "sync", "forward_only", "shard")
 
 
 def plan_json(plan: Plan) -> str:
