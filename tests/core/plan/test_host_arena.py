@@ -1,39 +1,15 @@
-"""Host arenas: slots by hand, no two occupied slots overlap, and how much larger than the peak an arena may be."""
+"""Host arenas: no two occupied slots overlap, and how much larger than the peak an arena may be."""
 
 from itertools import combinations
 
 import pytest
 from attrs import evolve
 from hypothesis import given
-from panpipe.core.plan.memory_policy import Storage
 from panpipe.core.plan.plan import Plan
 from panpipe.core.policies.offload import ALIGNMENT_BYTES, host_slots
 from panpipe.simulators.run import simulate
 
 from ...support.plans import leaves, offloading_plans, orders, plan_of
-
-ORDER = orders("0F0 0F1 0F2 0B0 0B1 0F3 0B2 0B3")
-
-
-def test_slot_is_free_again_when_the_reader_of_the_reload_starts():
-    """F3 follows B1, which read what was in the slot of microbatch 1; microbatch 2 is on the host until B2."""
-    plan = plan_of(ORDER, (0,), offload=[leaves(0, 100, "1: 0F2 0F2", "2: 0B0 0B1", "3: 0B2 0B2")])
-    slots = host_slots(plan, 0)
-    assert slots.offsets == {(0, 1): (0,), (0, 2): (128,), (0, 3): (0,)}
-    assert slots.bytes == slots.peak_bytes == 256
-
-
-def test_storages_of_a_slot_are_one_after_another_and_aligned():
-    parts = (Storage("a", 1), Storage("b", 64), Storage("c", 65))
-    plan = plan_of(ORDER, (0,), offload=[evolve(leaves(0, 1, "1: 0F2 0F2"), storages=parts)])
-    assert host_slots(plan, 0).offsets == {(0, 1): (0, 64, 128)}
-    assert host_slots(plan, 0).bytes == 256
-
-
-def test_device_that_offloads_nothing_has_no_arena():
-    plan = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1), offload=[leaves(0, 100, "1: 0B0 0B0")])
-    assert host_slots(plan, 0).bytes == 128
-    assert (host_slots(plan, 1).bytes, host_slots(plan, 1).offsets) == (0, {})
 
 
 def occupied(plan: Plan, device: int) -> list[tuple[int, int, int, int]]:

@@ -15,7 +15,6 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.programs.compiler_choice import CompilerChoice
 from panpipe.runtimes.programs.stage_compiler import StageCompiler
 from torch import fx, nn
-from torch._inductor import compile_fx
 
 from ...laws.grouped import grouped
 from ...support.cuts import even_plan
@@ -290,7 +289,7 @@ def test_locale_in_which_inductor_cannot_read_its_files_is_refused_in_one_line(m
     def read(*_, **_options):
         b"\xe2".decode("ascii")
 
-    monkeypatch.setattr(compile_fx, "compile_fx", read)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", read)
     with pytest.raises(RequestError, match=r"needs UTF-8 as the encoding of files and this locale has ascii"):
         CompilerChoice.of("inductor").compile(fx.GraphModule({}, fx.Graph()), [])
 
