@@ -127,7 +127,7 @@ def _entry(known: Catalogue, name: str) -> DeviceType | LinkType | None:
 
 def _with_a_similar_word(known: Catalogue, name: str) -> list[str]:
     """The entries whose titles have a word that is similar to a name without digits in front."""
-    entries = (*known.devices.values(), *known.links.values(), *known.clusters.values())
+    entries: tuple[Any, ...] = (*known.devices.values(), *known.links.values(), *known.clusters.values())
     words = {each.name: re.findall(r"\w+", each.title.casefold()) for each in entries}
     plain = re.fullmatch(r"[A-Za-z][\w-]*", name)
     return [each for each in words if plain and get_close_matches(name.casefold(), words[each], cutoff=0.8)]
