@@ -1,5 +1,5 @@
 """Fine-tuning of transformers models, as their users write it; small models with random weights."""
-# ruff: noqa: C408 -- as users write
+# ruff: noqa: B007, C408 -- as users write
 
 import functools
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import panpipe
 import torch
 from peft import LoraConfig, get_peft_model
+from torch import nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import (
@@ -15,6 +16,7 @@ from transformers import (
     BatchEncoding,
     BertConfig,
     BertForSequenceClassification,
+    BertModel,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -25,6 +27,10 @@ from transformers import (
     OlmoeForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
     get_linear_schedule_with_warmup,
 )
 
@@ -134,6 +140,56 @@ pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.Ad
 for batch in batches:
     loss = pipe.step(batch)
 
+
+# %% bert_frozen_with_a_new_head
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bert = BertModel(BertConfig(**BERT, **NO_DROPOUT))
+        self.bert.requires_grad_(False)
+        self.out = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, input_ids, attention_mask):
+        return self.out(self.bert(input_ids, attention_mask=attention_mask).pooler_output)
+
+
+loss_fn = nn.CrossEntropyLoss()
+
+
+def step(model, batch):
+    preds = model(batch["input_ids"], batch["attention_mask"])
+    return loss_fn(preds, batch["labels"])
+
+
+model = Classifier()
+batches = [{**batch, "labels": torch.randint(3, (8,))} for batch in tokenized(3)]
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+for epoch in range(2):
+    total_loss = 0
+    for batch in batches:
+        loss = pipe.step(batch)
+        total_loss += loss.item()
+
+# %% t5_summaries
+config = T5Config(
+    vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, dropout_rate=0.0, pad_token_id=0,
+    decoder_start_token_id=0, use_cache=False,
+)  # fmt: skip
+model = T5ForConditionalGeneration(config)
+batches = [{**batch, "labels": torch.randint(1, 40, (8, 4))} for batch in tokenized(3)]
+pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+for batch in batches:
+    loss = pipe.step(batch)
+
+# %% vit_images
+model = ViTForImageClassification(
+    ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=16,
+              patch_size=8, num_labels=3, **NO_DROPOUT)
+)  # fmt: skip
+batches = [{"pixel_values": torch.randn(8, 3, 16, 16), "labels": torch.randint(3, (8,))} for _ in range(3)]
+pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+for batch in batches:
+    loss = pipe.step(batch)
 
 # %% mixtral | fast, float32, near=1e-4
 model = MixtralForCausalLM(MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2))

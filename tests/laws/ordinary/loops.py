@@ -1,13 +1,17 @@
 """Training loops as users write them at module level."""
 # ruff: noqa: B007, B020, RUF007 -- as users write
 
+import argparse
 import functools
+import itertools
 import logging
 import math
 import os
 import random
+import shutil
+import tempfile
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -16,8 +20,8 @@ import panpipe
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from tqdm import tqdm, trange
 
 
 def data(count=5, rows=8):
@@ -123,6 +127,20 @@ for epoch in range(3):
     print(epoch, loss.item(), val_loss)
 
 
+# %% tqdm_bar_with_postfix
+def step(model, batch):
+    x, y = batch
+    return F.mse_loss(model(x), y)
+
+
+model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
+loader = DataLoader(TensorDataset(torch.randn(40, 6), torch.randn(40, 1)), batch_size=8)
+pipe = panpipe.pipeline(model, step, next(iter(loader)), optimizer=torch.optim.Adam, microbatches=4)
+bar = tqdm(loader, desc="train")
+for batch in bar:
+    loss = pipe.step(batch)
+    bar.set_postfix(loss=loss.item())
+
 # %% tqdm_in_the_step | fast, may_warn=bar
 bar = tqdm(total=100)
 
@@ -140,6 +158,21 @@ for batch in batches:
     loss = pipe.step(batch)
     bar.update(1)
 
+
+# %% trange_and_iterators
+def step(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+model = mlp()
+batches = itertools.cycle(data(2))
+batch = next(batches)
+pipe = panpipe.pipeline(model, step, batch, optimizer=torch.optim.Adam, microbatches=4)
+for i in (progress := trange(5, leave=False)):
+    batch = next(batches)
+    loss = pipe.step(batch)
+    if i % 2 == 0:
+        progress.set_description(f"{loss:.3f}")
 
 # %% logging_in_the_step | may_warn=logs
 logger = logging.getLogger("train")
@@ -172,6 +205,22 @@ batches = data()
 pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.Adam, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
+
+
+# %% timers_around_the_loop
+def step(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+model = mlp()
+batches = data()
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.Adam, microbatches=4)
+times, start = deque(maxlen=3), time.time()
+for batch in batches:
+    before = time.perf_counter()
+    loss = pipe.step(batch)
+    times.append(time.perf_counter() - before)
+print(f"{time.time() - start:.1f} s, {sum(times) / len(times):.3f} s each")
 
 
 # %% timer_in_the_step | may_warn=logs
@@ -283,6 +332,26 @@ pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, mi
 for batch in batches:
     loss = pipe.step(batch)
 
+# %% argparse_namespace
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=1e-2)
+parser.add_argument("--alpha", type=float, default=0.5)
+parser.add_argument("--steps", type=int, default=5)
+args = parser.parse_args([])
+
+
+def step(model, batch):
+    logits = model(batch["x"])
+    return F.cross_entropy(logits, batch["y"]) + args.alpha * logits.pow(2).mean()
+
+
+model = mlp()
+batches = data(args.steps)
+optimizer = functools.partial(torch.optim.SGD, lr=args.lr, momentum=0.9)
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=optimizer, microbatches=4)
+for args.step in range(args.steps):
+    loss = pipe.step(batches[args.step])
+
 # %% value_of_the_config_that_changes | fast, changes=2
 args = SimpleNamespace(beta=0.1)
 
@@ -335,6 +404,20 @@ class Trainer:
 trainer = Trainer(mlp(), data())
 trainer.fit()
 
+# %% lambda_as_step
+model = mlp()
+batches = [(b["x"], b["y"]) for b in data()]
+loss_fn = nn.CrossEntropyLoss()
+pipe = panpipe.pipeline(
+    model,
+    lambda model, batch: loss_fn(model(batch[0]), batch[1]),
+    batches[0],
+    optimizer=torch.optim.Adam,
+    microbatches=4,
+)
+for x, y in batches:
+    loss = pipe.step((x, y))
+
 
 # %% callable_object_as_step
 class Objective:
@@ -365,6 +448,21 @@ accumulate = 3
 pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for i, batch in enumerate(batches):
     loss = pipe.step(batch, update=(i + 1) % accumulate == 0)
+
+
+# %% average_of_the_weights
+def step(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+model = mlp()
+batches = data()
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+ema = panpipe.weights.ema(pipe, 0.9)
+for batch in batches:
+    loss = pipe.step(batch)
+with ema.applied():
+    val = pipe.evaluate(batches[0])
 
 
 # %% schedule_of_the_learning_rate
@@ -407,6 +505,102 @@ for i, batch in enumerate(batches):
     loss = pipe.step(batch)
 
 
+# %% groups_by_name
+def step(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def groups(named):
+    named = list(named)
+    decay = [p for name, p in named if name.endswith("weight")]
+    rest = [p for name, p in named if not name.endswith("weight")]
+    return torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0, "lr": 1e-2}])
+
+
+model = mlp()
+batches = data()
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=groups, microbatches=4)
+for batch in batches:
+    loss = pipe.step(batch)
+
+
+# %% checkpoint_and_resume
+def step(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+model = mlp()
+batches = data()
+folder = os.path.join(tempfile.gettempdir(), "laws-" + os.environ.get("MASTER_PORT", str(os.getpid())))
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+for batch in batches[:2]:
+    loss = pipe.step(batch)
+pipe.checkpoint(os.path.join(folder, "last"))
+for batch in batches[2:]:
+    loss = pipe.step(batch)
+pipe.resume(os.path.join(folder, "last"))
+for batch in batches[2:]:
+    again = pipe.step(batch)
+shutil.rmtree(folder, ignore_errors=True)
+
+
+# %% sequences_padded_to_the_longest | few, may_warn=microbatches of a new shape
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(12, 6)
+        self.lstm = nn.LSTM(6, 4, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.lstm(self.embed(x))[0])
+
+
+def collate(lengths):
+    words = [torch.randint(1, 12, (length,)) for length in lengths]
+    x = nn.utils.rnn.pad_sequence(words, batch_first=True)
+    return {"x": x, "y": (x % 5).masked_fill(x == 0, -100)}
+
+
+def step(model, batch):
+    loss = F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten(), ignore_index=-100)
+    return loss, (batch["y"] != -100).sum()
+
+
+model = Tagger()
+batches = [collate(range(longest - 7, longest + 1)) for longest in (9, 12, 8, 17, 11, 10)]
+held_out = [collate(range(longest - 7, longest + 1)) for longest in (13, 8)]
+folder = os.path.join(tempfile.gettempdir(), "laws-" + os.environ.get("MASTER_PORT", str(os.getpid())))
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+for number, batch in enumerate(tqdm(batches)):
+    loss = pipe.step(batch, update=number % 2 == 1)
+    if number == 3:
+        pipe.checkpoint(os.path.join(folder, "lengths"))
+    scores = [pipe.evaluate(other) for other in held_out[number % 2 :]]
+pipe.resume(os.path.join(folder, "lengths"))
+for batch in batches[4:]:
+    again = pipe.step(batch)
+shutil.rmtree(folder, ignore_errors=True)
+
+
+# %% best_weights_are_kept
+def step(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+model = mlp()
+batches = data()
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.SGD, microbatches=4)
+best, best_state, patience = math.inf, None, 0
+for batch in batches:
+    loss = pipe.step(batch).item()
+    if loss < best:
+        best, best_state, patience = loss, pipe.state_dict(), 0
+    else:
+        patience += 1
+pipe.load_state_dict(best_state)
+
+
 # %% metrics_that_the_step_returns
 def step(model, batch):
     logits = model(batch["x"])
@@ -439,6 +633,21 @@ batches = data()
 pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
+
+# %% running_average_of_the_loss
+running = None
+
+
+def step(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+model = mlp()
+batches = data()
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+for batch in batches:
+    loss = pipe.step(batch).item()
+    running = loss if running is None else 0.9 * running + 0.1 * loss
 
 
 # %% predictions_by_forward
