@@ -1,12 +1,13 @@
 """Finds the values that the code of a step names: attributes of modules and other objects, variables, globals.
 
-    step, forwards of the model's modules ──▶ names in their code                     (named.py)
-        └──▶ functions that they name ──▶ names in these ──▶ …
+    step, forwards of the model's modules ──▶ uses of values in their code            (named.py)
+        └──▶ functions that they name ──▶ uses in these ──▶ …
 
-The name of an attribute counts for all objects that are reached in this way: the model's modules, variables that the
-code names, and objects that are such an attribute. After ``self`` it counts for the method's object alone. Properties
-are read as code and not called. The user's own code and model libraries are read; of the globals, only those of the
-user's own code count, and of other libraries' objects outside of the model only attributes that the user's code names.
+A value is found by following the attributes of a use from where it begins; properties are read as code and not called.
+A name that is loaded from a variable of unknown content, such as ``layer.scale`` in a loop, counts for every module,
+and for objects that the code passes on as a whole. The user's own code and model libraries are read; of the globals,
+only those of the user's own code count, and of objects of other libraries outside of the model only attributes that the
+user's code names.
 """
 
 import functools
@@ -18,19 +19,19 @@ from weakref import WeakKeyDictionary
 
 import numpy
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor, nn
 
 from ..values.code_origin import Origin, origin_of
 from .named import (
     ALL,
-    ATTRIBUTE,
     CONTAINERS,
     FREE,
     GLOBAL,
     MISSING,
     OWNER,
     RESULT,
+    VARIABLE,
     Named,
     Use,
     is_plain,
@@ -58,7 +59,7 @@ class NamedValues:
         codes: the functions that were read.
         containers: lists, dicts and sets that the code names, or that are in these, with their places.
         caches: functions with a cache of their results.
-        own: dicts of attributes, to which others may be added.
+        own: dicts of attributes among which a name was looked up and not found; a name may be added.
     """
 
     model: nn.Module
@@ -105,11 +106,13 @@ class NamedValues:
         if not self._reading:
             for code in self.codes:
                 for use in uses_in(code):
-                    if use.reads and use.kind not in (GLOBAL, FREE):
-                        self._reading[use.name] = f"{code.co_filename}:{use.line}"
+                    if use.reads:
+                        self._reading.update(dict.fromkeys(use.attributes, f"{code.co_filename}:{use.line}"))
         return self._reading.get(attribute, "")
 
-    def _function(self, function: types.FunctionType, owner: "_Object | None") -> None:
+    def _function(  # noqa: PLR0912 - one case for each root of a use
+        self, function: types.FunctionType, owner: "_Object | None"
+    ) -> None:
         code, origin = function.__code__, origin_of(function.__code__.co_filename)
         key = id(function), id(owner.value) if owner else 0
         if key in self._seen:
@@ -127,66 +130,57 @@ class NamedValues:
             self._visit(f"a default of {function.__name__}", default, owner is not None and owner.mine)
         if origin is Origin.USER and function.__defaults__:
             self._note_part(f"the defaults of {function.__name__}", function, "__defaults__", code)
-        users = origin is Origin.USER
         for use in uses_in(code):
-            if use.kind == OWNER and owner is not None:
-                self._follow(owner, use, code)
-            elif use.kind == FREE and use.name in cells:
+            if use.root == OWNER and owner is not None:
+                self._follow(owner.place, owner.value, use, code, owner.mine)
+            elif use.root == FREE and use.name in cells:
                 if (content := _content(cells[use.name])) is not MISSING:
-                    self._variable(use.name, cells[use.name], None, content, use, code)
-            elif use.kind == GLOBAL and use.name in function.__globals__:
-                variables = function.__globals__
-                self._variable(use.name, variables, use.name, variables[use.name], use, code)
-            elif use.kind not in (FREE, GLOBAL):
-                self._loose.append((code, use, users))
+                    if origin is Origin.USER:
+                        self._note(use.name, cells[use.name], None, content, code, use, not use.attributes)
+                    self._follow(use.name, content, use, code, False, origin is not Origin.USER)
+            elif use.root == GLOBAL:
+                self._global(function.__globals__, use, code, origin)
+            elif use.attributes:
+                loose = evolve(use, root=VARIABLE) if use.root == OWNER else use
+                self._loose.append((code, loose, origin is Origin.USER))
 
-    def _variable(
-        self, place: str, holder: Any, key: Any, value: Any, use: Use, code: types.CodeType, noted: bool = True
-    ) -> None:
-        """A use of a variable; of those that a library's code names only functions, classes and modules count.
-
-        Args:
-            noted: whether the variable is the user's own.
-        """
-        users = origin_of(code.co_filename) is Origin.USER
-        if users and noted:
-            self._note(place, holder, key, value, code, use)
-        if issubclass(type(value), types.ModuleType):
-            self._python_module(place, value, code)
-        elif issubclass(type(value), (*_FUNCTIONS, type)) or (users and (use.reads or type(value) in CONTAINERS)):
-            self._visit(place, value, False)
-
-    def _python_module(self, place: str, module: types.ModuleType, code: types.CodeType) -> None:
-        """The attributes of a module of Python that code names; those of torch's and Python's own do not count."""
-        origin = (
-            Origin.USER if module.__name__ == "__main__" else origin_of(module.__dict__.get("__file__") or "<frozen>")
-        )
-        if ("module", module, code) in self._seen or origin not in (Origin.USER, Origin.LIBRARY):
+    def _global(self, variables: dict[str, Any], use: Use, code: types.CodeType, origin: Origin) -> None:
+        if use.name not in variables:
             return
-        self._seen.add(("module", module, code))
-        for use in uses_in(code):
-            if use.kind == ATTRIBUTE and use.name in module.__dict__:
-                value = module.__dict__[use.name]
-                own = origin is Origin.USER
-                self._variable(f"{place}.{use.name}", module.__dict__, use.name, value, use, code, own)
+        if origin is Origin.USER:
+            self._note(use.name, variables, use.name, variables[use.name], code, use, not use.attributes)
+        self._follow(use.name, variables[use.name], use, code, False, origin is not Origin.USER)
 
-    def _follow(self, owner: "_Object", use: Use, code: types.CodeType, only_code: bool = False) -> None:
-        """Follow a use of an attribute of an object.
+    def _follow(
+        self, place: str, value: Any, use: Use, code: types.CodeType, mine: bool, only_code: bool = False
+    ) -> None:
+        """Follow the attributes of a use from a value.
 
         Args:
-            only_code: whether nothing is noted: from a class of a library to its functions.
+            mine: whether the value belongs to the model.
+            only_code: whether nothing is noted on the way: from a global of a library to its functions.
         """
-        found = self._attribute(owner, use, code, only_code)
-        if found is not MISSING and (use.reads or issubclass(type(found), CONTAINERS)):
-            self._visit(f"{owner.place}.{use.name}", found, owner.mine)
+        for number, name in enumerate(use.attributes):
+            last = number == len(use.attributes) - 1
+            found = self._attribute(place, value, name, use if last else evolve(use, reads=True), code, mine, only_code)
+            if found is MISSING:
+                return
+            place, value = f"{place}.{name}", found
+        if only_code and not issubclass(type(value), (*_FUNCTIONS, type)):
+            return
+        if use.reads or issubclass(type(value), CONTAINERS):
+            self._visit(place, value, mine)
 
     def _attribute(  # noqa: PLR0911, PLR0912 - one case for each place of an attribute
-        self, owner: "_Object", use: Use, code: types.CodeType, only_code: bool
+        self, place: str, value: Any, name: str, use: Use, code: types.CodeType, mine: bool, only_code: bool
     ) -> Any:
         """The value of an attribute, which is noted; `MISSING` if nothing follows from it."""
-        place, value, mine, name = owner.place, owner.value, owner.mine, use.name
         there, kind = f"{place}.{name}", type(value)
-        if issubclass(kind, Tensor):
+        if issubclass(kind, types.ModuleType):
+            if name in value.__dict__ and _is_users_module(value):
+                self._note(there, value.__dict__, name, value.__dict__[name], code, use)
+            return value.__dict__.get(name, MISSING)
+        if issubclass(kind, Tensor) or is_plain(value):
             return MISSING
         own: Any = _own(value)
         if name.endswith(ALL) or name == "__dict__":
@@ -210,6 +204,8 @@ class NamedValues:
                     return held[name]
         if own is not None and not issubclass(kind, type) and _function_in(inherited) is None:
             self._note(there, own, name, MISSING, code, use)  # it may be assigned
+            held = (own, value._modules) if issubclass(kind, nn.Module) else (own,)
+            self.own.update({id(one): one for one in held})
         if inherited is MISSING or isinstance(inherited, types.MemberDescriptorType):
             if inherited is not MISSING and hasattr(value, name):
                 self._note(there, value, name, getattr(value, name), code, use)
@@ -224,16 +220,19 @@ class NamedValues:
             self._note(there, base, name, inherited, code, use)
         return MISSING if function is not None else inherited
 
-    def _note(self, place: str, holder: Any, key: Any, value: Any, code: types.CodeType, use: Use) -> None:
+    def _note(
+        self, place: str, holder: Any, key: Any, value: Any, code: types.CodeType, use: Use, last: bool = True
+    ) -> None:
         identity = id(holder), key
         if identity not in self.named:
             self.named[identity] = Named(place, holder, key, value)
             self._kept[id(holder)] = holder
-        self.named[identity].note(code, use)
+        self.named[identity].note(code, use if last else evolve(use, reads=True))
 
     def _note_part(self, place: str, holder: Any, key: str, code: types.CodeType) -> None:
         """Note an attribute of a function or of a partial function, which calls of it read."""
-        self._note(place, holder, key, getattr(holder, key), code, Use(OWNER, key, code.co_firstlineno))
+        use = Use(OWNER, "", (key,), code.co_firstlineno)
+        self._note(place, holder, key, getattr(holder, key), code, use)
 
     def _wait(self, function: Any, place: str | None, value: Any, mine: bool) -> None:
         while not isinstance(function, types.FunctionType):
@@ -255,7 +254,6 @@ class NamedValues:
                 self._module(f"{place}.{name}" if name else place, module)
         elif issubclass(kind, types.FunctionType):
             step = value is self.step
-            self._attributes_of(place, value, mine)
             self._wait(value, "model" if step else None, self.model if step else None, mine)
         elif issubclass(kind, types.MethodType):
             self._wait(value.__func__, f"{place}'s object", value.__self__, mine)
@@ -274,7 +272,6 @@ class NamedValues:
                 for held in vars(value).values() if run else ():
                     if (function := _function_in(held)) is not None:
                         self._wait(function, None, None, mine)
-                self._objects.append(_Object(place, value, mine))
         elif issubclass(kind, Tensor):
             self._tensors[id(value)] = place, value
         elif issubclass(kind, CONTAINERS):
@@ -289,6 +286,7 @@ class NamedValues:
         if id(module) in self.modules or isinstance(module, torch.jit.ScriptModule):
             return
         self.modules[id(module)] = place, module
+        self.own[id(module.__dict__)] = module.__dict__  # its forward may be replaced
         self._object(place, module, True, "forward" if "forward" not in module.__dict__ else "")
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             self._visit(f"a hook of {place}", hook, True)
@@ -298,47 +296,39 @@ class NamedValues:
     def _object(self, place: str, value: Any, mine: bool, run: str = "") -> None:
         """Visit an object that may be used as a whole, and the methods of it that run without being named."""
         kind = type(value)
-        module = issubclass(kind, nn.Module)
-        self._attributes_of(place, value, mine)
-        if not module and _origin_of_class(kind) is not Origin.USER:
+        self._objects.append(_Object(place, value, mine))
+        self._kept[id(value)] = value
+        if not issubclass(kind, nn.Module) and _origin_of_class(kind) is not Origin.USER:
             return
         for function in _special_methods(kind):
             self._wait(function, place, value, mine)
         if run and (function := _function_in(_inherited(kind, run)[1])) is not None:
             self._wait(function, place, value, mine)
 
-    def _attributes_of(self, place: str, value: Any, mine: bool) -> None:
-        """Look names up among the attributes of an object."""
-        self._objects.append(_Object(place, value, mine))
-        if (own := _own(value)) is not None and (mine or _origin_of_class(type(value)) is Origin.USER):
-            self.own.update(
-                {id(one): one for one in (own, *((value._modules,) if isinstance(value, nn.Module) else ()))}
-            )
-
     def _apply(self, each: "_Object") -> None:
-        """Look up, in one object, the names that code loads as attributes of any object."""
+        """Look up, in one object, the names that code loads from variables of unknown content."""
         kind: Any = type(each.value)
-        module, is_class = issubclass(kind, nn.Module), issubclass(kind, type)
+        own = _own(each.value) or {}
+        module = isinstance(each.value, nn.Module)
         trainer = getattr(self.step, "__self__", None)  # its loss is not that of the model's result
-        origin = _origin_of_class(each.value if is_class else kind)
-        foreign = not module and not each.mine and origin is not Origin.USER
-        for code, use, users in self._meant(each.value if is_class else kind, _own(each.value) or {}, each.applied):
-            if module and use.name == "forward":
+        foreign = not module and not each.mine and _origin_of_class(kind) is not Origin.USER
+        for code, use, users in self._meant(kind, own, each.applied):
+            if module and use.attributes == ("forward",):
                 continue  # visited with the module
-            if use.name == "training" and origin is Origin.LAYERS:
+            if use.attributes[0] == "training" and _origin_of_class(kind) is Origin.LAYERS:
                 continue  # what torch's layers compute depends on it only where their own code names it
-            if (module or use.kind != RESULT or each.value is not trainer) and (users or is_class or not foreign):
-                self._follow(each, use, code, only_code=foreign and not users)
+            if (module or use.root != RESULT or each.value is not trainer) and (users or not foreign):
+                self._follow(each.place, each.value, use, code, each.mine)
 
     def _meant(self, kind: type, own: dict[str, Any], first: int) -> list[tuple[types.CodeType, Use, bool]]:
-        """Uses of attributes of any object, from a number on, that an object has; the same for all objects of a class
-        with the same attributes."""
+        """Uses of variables of unknown content, from a number on, that may mean an object; the same for all objects of
+        a class with the same attributes."""
         key = kind, first, len(self._loose), *own
         if key not in self._looked_up:
             names = own.keys() | _names_of_class(kind)
             self._looked_up[key] = [
                 (code, use, users) for code, use, users in self._loose[first:]
-                if use.name in names or (users and use.name.endswith(ALL))
+                if use.attributes[0] in names or (users and use.attributes[0].endswith(ALL))
             ]  # fmt: skip
         return self._looked_up[key]
 
@@ -410,6 +400,11 @@ def _function_in(value: Any) -> Any:
     if isinstance(value, functools.cached_property):
         return value.func
     return value if isinstance(value, types.FunctionType | functools._lru_cache_wrapper) else None
+
+
+def _is_users_module(module: types.ModuleType) -> bool:
+    file = module.__dict__.get("__file__")
+    return module.__name__ == "__main__" or (file is not None and origin_of(file) is Origin.USER)
 
 
 _origins: WeakKeyDictionary[type, Origin] = WeakKeyDictionary()
