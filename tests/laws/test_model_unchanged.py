@@ -88,3 +88,35 @@ def test_a_flag_that_the_first_step_sets_is_set():
         assert model.kind == "regression"
         pipe.step(batch)
         assert model.kind == "regression"
+
+
+class Meter(nn.Module):
+    """A model whose step writes its lists and counts by local names, as logs are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.losses, self.counts = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [], {"steps": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.layers(x).square().mean()
+        losses = self.losses
+        losses.append(loss.item())
+        counts = self.counts
+        counts["steps"] += 1
+        return loss
+
+
+def test_what_a_step_writes_by_local_names_is_reported_and_stays():
+    model, batch = Meter(), torch.randn(4, 4)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with panpipe.pipeline(
+            model, lambda model, batch: model(batch), batch, optimizer=torch.optim.SGD, microbatches=2, plan="1f1b",
+            run=panpipe.Run(progress=False),
+        ) as pipe:  # fmt: skip
+            for _ in range(3):
+                pipe.step(batch)
+    texts = [str(warning.message) for warning in seen]
+    assert all(any(f"'{name}'" in text for text in texts) for name in ("losses", "counts"))
+    assert model.losses == []
+    assert model.counts == {"steps": 0}
