@@ -16,7 +16,7 @@ from ..costs.partition import device_limits
 from ..errors import RequestError
 from ..plan.plan import Plan
 from ..schedules.problem import resident
-from .annealing.search import placing_moves
+from .annealing.search import AGAIN, TURNS, placing_moves
 from .confirm import SearchResult, confirmed
 from .offloaded import OffloadSearch
 from .problem.arrangements import Replicas
@@ -34,7 +34,7 @@ FIRST, GIVEN = 0.75, 0.9
 """Share of it for the first search if another oracle scores its plans, and of a given budget for the first search:
 others may follow, for contention, offload, sharding, or memory that only the oracle counts."""
 LEAST, MOST = 20_000, 400_000
-"""Bounds of the resulting number of evaluations; twice as many where single operators are placed."""
+"""Bounds of the resulting number of evaluations; ``TURNS`` times as many for tiny graphs."""
 ALONE = 4_000
 """Evaluations of a search for replicas of one device each, which have few choices."""
 LARGEST = 2
@@ -185,7 +185,7 @@ def _evaluations(settings: Sequence[Setting], options: SearchOptions, share: flo
     """By default: as many evaluations of the largest setting as a share of ``EFFORT`` pays for."""
     actions = max(6 * setting.devices * setting.microbatches for setting in settings)
     wanted = max(int(share * EFFORT) // actions, min(LEAST, LARGEST * EFFORT // actions))
-    most = MOST * 2 if placing_moves(settings, options, MOST) else MOST
+    most = TURNS * MOST if placing_moves(settings, options, TURNS * MOST) >= AGAIN else MOST
     return STARTS if wanted < USEFUL else min(wanted, most)
 
 

@@ -65,9 +65,9 @@ SCREENED = Round(60, 60, 0.4, 0.03, 0.0)
 PLACING, SMALL = 0.85, 500
 """Share of the budget for these rounds, and evaluations in it for each action of single operators from which on there
 are any: larger graphs gain nothing."""
-AGAIN = 4_000
-"""Evaluations for each of these actions from which on the rounds are run twice: the best order of a tiny graph often
-depends on the random numbers."""
+TURNS, AGAIN = 3, 4_000
+"""How often the rounds are run from this many evaluations for each of these actions on: the best order of a tiny graph
+often depends on the random numbers."""
 PACKED = 2
 """Walks with one microbatch after another, where no other start fits."""
 JOINED = 4
@@ -140,10 +140,9 @@ def search(
         placing = placing_moves(settings, space, meter.left)
         all_rounds(walks, _rounds(settings, space), meter, seed, 1 - PLACING if placing else 1.0)
         if placing:
-            again = placing >= AGAIN
-            _place(walks, settings[0], meter, seed, screened=False, share=0.5 if again else 1.0)
-            if again:
-                _place(walks, settings[0], meter, seed, screened=True, share=1.0)
+            turns = TURNS if placing >= AGAIN else 1
+            for turn in range(turns):
+                _place(walks, settings[0], meter, seed + turn, screened=turn > 0, share=1 / (turns - turn))
     except (Stopped, KeyboardInterrupt):
         if not walks:
             raise

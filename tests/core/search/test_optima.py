@@ -1,5 +1,5 @@
-"""Small graphs are planned within half a percent of the fastest plan that there is: with the default budget 85 of a
-hundred, with the smaller one of these tests at least seven in ten. No plan is faster than its bound.
+"""Small graphs are planned within half a percent of the fastest plan that there is: with the default budget about nine
+in ten, with the smaller one of these tests at least seven. No plan is faster than its bound.
 
 The bounds were proved by a search of all placements of the operators, and all orders on each of them, by dynamic
 programming (`order_search.py`, removed with 4f1d41fc); some plan of each graph is at most 0.25 % slower than its bound.
