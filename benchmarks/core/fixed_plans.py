@@ -29,7 +29,7 @@ NODES = 24
 BUDGET = "100000"
 """Evaluations of each search: it ends by their number, not by a time. With a few thousand, the results of named
 schedules depend on how a search divides its budget; with this number they do not."""
-GROUPS = ("schedule-", "unequal-", "file-", "gpt2-", "memory-")
+GROUPS = ("schedule-", "unequal-", "file-", "gpt2-", "memory-", "policies-")
 """Beginnings of plans' names: the plans that a tree writes before it is the other tree's turn."""
 SCHEDULES = (
     "gpipe", "1f1b", "interleaved-1f1b", "looped", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-min", "v-half",
@@ -117,9 +117,24 @@ def memory_requests(file: Path) -> dict[str, list[str]]:
     return found
 
 
+def policy_requests(file: Path) -> dict[str, list[str]]:
+    """Plans with each combination of recomputation, offload and sharding, on devices with and without shared links."""
+    of_file = ["plan", "--graph", str(file), "--microbatches", "8", "--mesh", "pp=2,dp=2", "--budget", "3000"]
+    found = {}
+    for schedule, cluster, recompute, offload, shard in itertools.product(
+        ("1f1b", "zb-h1", "v-half"), ("4xA100-40GB", "4xA10"), ("none", "all"), ("none", "all"), ("none", "parameters")
+    ):
+        name = f"policies-{schedule}-{cluster}-{recompute}-{offload}-{shard}"
+        words = ["--schedule", schedule, "--recompute", recompute, "--offload", offload, "--shard", shard]
+        found[name] = [*of_file, "--cluster", cluster, *words]
+    for schedule in SCHEDULES:
+        found[f"policies-{schedule}-4xA10"] = [*of_file, "--cluster", "4xA10", "--schedule", schedule]
+    return found
+
+
 def requests(file: Path) -> dict[str, list[str]]:
     """Name of a plan → the command line, without the file to write."""
-    return {**uniform_requests(), **plan_requests(file), **memory_requests(file)}
+    return {**uniform_requests(), **plan_requests(file), **memory_requests(file), **policy_requests(file)}
 
 
 def write(folder: Path, only: str, group: str) -> None:
