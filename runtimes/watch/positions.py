@@ -241,12 +241,13 @@ def timeout_of(given: float | None) -> float:
         RequestError: it is not a finite number above 0.
     """
     text = os.environ.get(VARIABLE)
-    asked: Any = text if given is None else given
+    asked = text if given is None else given
     if asked is None:
         return TIMEOUT_S
+    number = given is None or (isinstance(given, int | float) and not isinstance(given, bool))
     try:
-        seconds = math.nan if isinstance(given, bool | str) else float(asked)
-    except (TypeError, ValueError):
+        seconds = float(asked) if number else math.nan
+    except (OverflowError, ValueError):
         seconds = math.nan
     if not 0 < seconds < math.inf:
         what = f"{VARIABLE} is '{text}'" if given is None else f"timeout_s is {given!r}"

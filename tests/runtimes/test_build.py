@@ -54,6 +54,7 @@ def plan(devices: int = 2):
         ({"optimizer": 3}, "optimizer is 3"),
         *(({"clip_norm": norm}, f"clip_norm is {norm!r}: gradients are clipped to") for norm in (0, -1.0, "1", True)),
         ({"clip_norm": float("nan")}, "clip_norm is nan"),
+        *(({"timeout_s": time}, "timeout_s is .*: give a finite number") for time in (True, "5", b"5", 10**400, -1)),
         ({"scaler": 2.0}, r"scaler is 2\.0: losses are scaled by a torch\.amp\.GradScaler"),
         ({"scheduler": 3}, "scheduler is 3: give a function of an optimizer"),
         ({"scheduler": lambda optimizer: None}, "a scheduler needs an optimizer; give both"),

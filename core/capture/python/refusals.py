@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
 from ...errors import RequestError, warn_caller
+from ...wording import module_text
 from ..values.capture_errors import Refused
 from ..values.code_origin import is_users_own
 from ..values.user_lines import warn_at
@@ -124,7 +125,7 @@ def gradient_hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
     """The owner of each hook, the hook, and whether it runs after accumulation."""
     for name, module in model.named_modules():
         for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
-            yield f"module '{name}'", hook, False
+            yield module_text(name), hook, False
     for name, parameter in model.named_parameters():
         with torch._C.DisableTorchFunctionSubclass():  # of parameters that other ranks hold, too
             before, after = parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)
