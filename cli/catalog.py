@@ -82,7 +82,8 @@ def catalog(
         with naming(*([] if file is None else [file])):
             cluster = find_cluster(name) if file is None else cluster_in(known, name)
     except RequestError as error:
-        titled = [] if "did you mean" in str(error) else _with_a_similar_word(known, name)
+        wrong_name = "there is no cluster" in str(error) and "did you mean" not in str(error)
+        titled = _with_a_similar_word(known, name) if wrong_name else []
         if not titled:
             raise
         raise RequestError(

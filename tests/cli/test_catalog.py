@@ -66,6 +66,15 @@ def test_catalogue_file_adds_to_the_catalogue(capsys, tmp_path):
     assert shown["types"][0]["name"] == "Lab"
 
 
+def test_a_cluster_with_a_fault_is_not_reported_as_unknown(capsys, tmp_path):
+    file = tmp_path / "lab.toml"
+    text = '[clusters.lab]\ntitle = "The lab"\ngroups = [{ node = "A100-80GB", gpus = 3000 }]\n'
+    file.write_text(f'format = "panpipe.catalog/1"\n{text}', encoding="utf-8")
+    status, _, err = run(capsys, "show", "lab", "--file", file)
+    assert status == 2
+    assert "lab.toml: 3000xA100-80GB asks for 3000 devices in a node" in err
+
+
 BAD = {
     "unknown": (
         ("show", "8xA100-40"),
