@@ -92,8 +92,13 @@ def state_of(parts: Parts) -> dict[str, Any]:
         section, _, rest = name.partition(".")
         if name in ("scheduler", "scaler"):
             found[name] = value
-        elif section in (*_SECTIONS, _AVERAGES) and rest:
-            found.setdefault(section, {})[rest] = value
+        elif section == _AVERAGES and rest:
+            number, _, inner = rest.partition(".")
+            average = found.setdefault(section, {}).setdefault(number, {"updates": 0, "tensors": {}})
+            held = average if inner == "updates" else average["tensors"]
+            held[inner.removeprefix("tensors.")] = value
+        elif section in _SECTIONS and rest:
+            found[section][rest] = value
         else:
             raise ValueError(f"it has '{name[:100]}', which is no part of the state of training")
     return found

@@ -125,6 +125,9 @@ def test_an_average_is_saved_resumed_and_refused_where_it_is_not_in_the_checkpoi
     [file] = (tmp_path / "weights").glob("*.safetensors")
     saved = load_file(file)
     assert all(torch.equal(saved[name], kept[name]) for name in kept)
+    held = pipe.state_dict()["ema"]["0"]
+    assert held["updates"] == 1
+    assert all(torch.equal(held["tensors"][name], kept[name]) for name in kept)
     one = again(even(1, 4))
     again_ema = panpipe.weights.ema(one, 0.9)
     one.resume(tmp_path / "with")
