@@ -90,6 +90,39 @@ def test_a_flag_that_the_first_step_sets_is_set():
         assert model.kind == "regression"
 
 
+class Warming(nn.Module):
+    """A model whose first step differs from all others by what ``first`` says."""
+
+    def __init__(self, first: str) -> None:
+        super().__init__()
+        self.layers, self.first, self.ready = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), first, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, factor = 3.0, self.layers[0].weight
+        if not self.ready and self.first == "number":
+            scale = 2.0
+        if not self.ready and self.first == "parameter":
+            factor = self.layers[1].weight
+        with torch.autocast("cpu", torch.bfloat16, enabled=not self.ready and self.first == "autocast"):
+            loss = (self.layers(x) @ factor).square().mean() * scale
+        self.ready = True
+        return loss
+
+
+@pytest.mark.parametrize("first", ["nothing", "number", "parameter", "autocast"])
+def test_later_steps_equal_eager_whatever_the_first_step_computes(first):
+    torch.manual_seed(0)
+    model, batch = Warming(first), torch.randn(4, 4)
+    eager = Warming("nothing")
+    eager.load_state_dict(model.state_dict())
+    with panpipe.pipeline(
+        model, lambda model, batch: model(batch), batch, optimizer=torch.optim.SGD, microbatches=1, plan="1f1b",
+        run=panpipe.Run(progress=False),
+    ) as pipe:  # fmt: skip
+        assert float(pipe.step(batch)) == pytest.approx(eager(batch).item(), rel=1e-5)
+        assert model.ready
+
+
 class Meter(nn.Module):
     """A model whose step writes its lists and counts by local names, as logs are kept."""
 
