@@ -96,8 +96,15 @@ def panpipe(rank: int, schedule: str, plan: str) -> Runner:
     else:
         dist.barrier()
     dist.barrier()
-    options = {"optimizer": None, "microbatches": gpt.MICROBATCHES, "plan": known}
-    pipe = pp.pipeline(gpt.make(), gpt.step, gpt.data(), **options, run=pp.Run(progress=False))
+    pipe = pp.pipeline(
+        gpt.make(),
+        gpt.step,
+        gpt.data(),
+        optimizer=None,
+        microbatches=gpt.MICROBATCHES,
+        plan=known,
+        run=pp.Run(progress=False),
+    )
     facts = {"plan": pipe.plan.schedule, "predicted_s": pipe.plan.prediction.step_s}
     return Runner(lambda: pipe.step(gpt.data()), dist.barrier, **facts)
 
@@ -193,6 +200,13 @@ def main() -> None:
                           "fastest_s": round(contender.fastest_s, 4),
                           "over_one_process": round(speed_up, 3), f"over_torch_{reference.name}": round(faster, 3),
                           "peak_above_start_mb": above, **extra}), flush=True)  # fmt: skip
+    medians = {contender: statistics.median(turn[contender] for turn in rounds) for contender in contenders}
+    fastest = {contender: contender.fastest_s for contender in contenders}
+    for ours in contenders:
+        for by, found in {"fastest step": fastest, "median": medians}.items():
+            theirs = [seconds for other, seconds in found.items() if other.job == "torch"]
+            if ours.job == "panpipe" and theirs:
+                print(f"panpipe: {ours.name} over the best of torch by the {by}: {min(theirs) / found[ours] - 1:+.1%}")
     if arguments.record:
         header = (
             "runner", "step s", "speed-up over one process", f"over {reference.job} {reference.name}",
