@@ -45,7 +45,6 @@ from ..values.sparse_tensors import refuse_sparse_tensors
 from ..values.user_lines import first_line, lines_recorded, message_start, raised_by_user, reason_of, user_line
 from ..values.value_watch import DRAWS_OUTSIDE, drawn_outside_of_torch
 from .captured_step import CapturedStep, captured_step
-from .second_run import Differs, RecordedCalls
 
 
 class _WholeStep(nn.Module):
@@ -59,22 +58,6 @@ class _WholeStep(nn.Module):
         self._notes = {name: dict(vars(p)) for name, p in model.named_parameters() if vars(p)}
 
     def forward(self, batch: Any) -> Any:
-        changes = self._breaks.changes
-        if changes.following or self._breaks.lines or not self._breaks.compares:
-            return self._run(batch)
-        with RecordedCalls() as calls:
-            result = self._run(batch)
-            flags = changes.flags
-            if flags and not changes.kept:
-                changes.following = True
-                calls.compare(
-                    lambda: (self._run(batch), _places_and_values(changes.flags), changes.kept),
-                    (result, _places_and_values(flags), ""),
-                )
-                changes.following, changes.flag = False, None
-        return result
-
-    def _run(self, batch: Any) -> Any:
         for name, parameter in self.model.named_parameters() if self._notes else ():
             vars(parameter).update(self._notes.get(name, {}))
         with (
@@ -84,10 +67,6 @@ class _WholeStep(nn.Module):
             assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.is_constant),
         ):
             return self._breaks.run(self.model, self._nesting.batch(pytree.tree_leaves(batch)))
-
-
-def _places_and_values(flags: Sequence[partial[None]]) -> list[Any]:
-    return [(id(getattr(flag.func, "__self__", None)), flag.args) for flag in flags]
 
 
 @sources_removed()
@@ -124,7 +103,6 @@ def capture_step(
     if gradients:
         check_gradient_hooks(model)
     breaks = Breaks(model, step, batch, loss=rows is None)
-    changes = breaks.changes
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows, symbolic)
     capture = export if symbolic else partial(_captured, breaks, export)
     modes = with_gradients() if gradients else _without_gradients()
@@ -137,15 +115,10 @@ def capture_step(
         closing(breaks),
     ):
         drawn = drawn_outside_of_torch()
-        try:
-            captured = capture()
-        except Differs:
-            breaks.compares = changes.following = False
-            captured = capture()
-        captured.flags = changes.flags
-        if (kept := changes.kept) or changes.flag is not None:
+        captured = capture()
+        if (kept := breaks.changes.kept) or breaks.changes.flag is not None:
             # The step leaves what it computed, such as a list of losses, or a flag: another run must not use it.
-            flag, flags = changes.flag, changes.flags
+            flag, flags = breaks.changes.flag, breaks.changes.flags
             breaks.again(kept)
             again = capture()
             if flag is not None:
@@ -229,7 +202,7 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             if breaks.as_eager:
                 raise
             breaks.begin_as_eager()
-        except (RequestError, Differs, Warning):  # a warning, if the user's filters raise warnings
+        except (RequestError, Warning):  # a warning, if the user's filters raise warnings
             raise
         except WritesTensor as written:
             make_buffer(breaks.model, written)

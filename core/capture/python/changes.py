@@ -2,7 +2,7 @@
 
     a tensor that a module assigns to an attribute or a buffer    ──▶ a buffer, written in each run
     a constant that is set up, such as a table of positions       ──▶ computed again in each run
-    a flag, such as ``self.ready = True``                         ──▶ run again with it: the same calls, or refused
+    a flag, such as ``self.ready = True``                         ──▶ captured again with it: the same graph, or refused
     another computed value that the step may read again           ──▶ captured again with it: not used, or refused
     a counter that the step reads                                 ──▶ refused, with the line
     a value that the step only writes, such as a list of losses   ──▶ put back, with a warning
@@ -72,7 +72,7 @@ class _Change:
     new: Any
     named: Named | None
     own: bool
-    redo: partial[None]
+    redo: Callable[[], object]
     sets_up: bool = False
     filled: bool = False
 
@@ -97,8 +97,8 @@ class Changes:
     kept: str = ""
     flag: tuple[str, str] | None = None
     following: bool = False
-    flags: list[partial[None]] = field(factory=list)
-    _redo: list[partial[None]] = field(factory=list)
+    flags: list[Callable[[], object]] = field(factory=list)
+    _redo: list[Callable[[], object]] = field(factory=list)
 
     @contextmanager
     def of_run(self, model: nn.Module, judged: bool = False) -> Iterator[None]:

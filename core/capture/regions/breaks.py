@@ -55,7 +55,6 @@ class Breaks:
         guards: the values that the step's code names, before it runs.
         changes: what its runs change.
         trained: name of a parameter → whether it requires a gradient when the step begins.
-        compares: whether a step that sets a flag is compared with the step after it while it is exported.
         loss: whether the step returns a loss, possibly in an object.
         autocasts: active around the capture, in which the step runs.
         as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
@@ -71,7 +70,6 @@ class Breaks:
     printed: Held = field(factory=dict)
     assigned: set[str] = field(factory=set)
     as_eager: bool = False
-    compares: bool = True
     loss: bool = True
     autocasts: Autocasts = field(factory=Autocasts.now)
     drawn: int | None = None
