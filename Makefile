@@ -20,10 +20,11 @@ demo: $(VENV)/ready
 
 # A process a core and one more, each with a file of tests at a time: what tests of a file share is made once. The largest
 # file comes last, and has processes of its own for all cores. The search is compiled before, not by each process. UTF-8
-# whatever the locale: Inductor is not imported without it.
+# whatever the locale: Inductor is not imported without it. Bytecode is written whatever the environment: many tests start
+# processes.
 test: $(VENV)/ready
 	$(BIN)/python -m panpipe.core.search.compiling
-	PYTHONUTF8=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not cuda" --durations=10 \
+	PYTHONDONTWRITEBYTECODE= PYTHONUTF8=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not cuda" --durations=10 \
 		-n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
 
 test-slow: $(VENV)/ready
