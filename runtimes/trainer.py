@@ -338,7 +338,7 @@ class Trainer:
         return [float(group["lr"]) for group in first.param_groups if "lr" in group] if first is not None else []
 
     def _rates_without_parameters(self) -> Optimizer | None:
-        """An optimizer of stand-ins for all parameters, whose scheduler has stepped as often as those of other
+        """An optimizer of empty parameters in place of all, whose scheduler has stepped as often as those of other
         processes: for a process whose stages have no parameters."""
         training, steps = self.training, self.state.updates
         if training.optimizer is None:

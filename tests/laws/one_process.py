@@ -102,11 +102,6 @@ class OneProcess:
     def optimizers(self) -> dict[int, Any]:
         return {0: self._optimizer}
 
-    @property
-    def _session(self) -> "OneProcess":
-        """For the functions of ``panpipe.weights``."""
-        return self
-
     def step(self, batch: Any, *, update: bool = True) -> Tensor:
         kept = {p: p.grad for p in self.model.parameters() if p.grad is not None and self._kept_weight}
         if self._keyed:

@@ -16,9 +16,10 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy
 import panpipe
@@ -210,6 +211,9 @@ def run(script: Script, make: Callable[..., Any], **options: Any) -> Results:
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
+            for name in ("ema", "on_parameters"):
+                of_pipelines = partial(_of_weights, name, getattr(panpipe.weights, name))
+                stack.enter_context(mock.patch.object(panpipe.weights, name, of_pipelines))
             for offset, text in ((0, script.before), (script.line - 1, script.source)):
                 exec(compile("\n" * offset + text, module.__file__, "exec"), module.__dict__)
         for _, model, optimizer in made:
@@ -222,6 +226,12 @@ def run(script: Script, make: Callable[..., Any], **options: Any) -> Results:
         sys.modules.pop(module.__name__)
     results.warnings.extend(dict.fromkeys(str(one.message) for one in caught if _of_panpipe(one)))
     return results
+
+
+def _of_weights(name: str, function: Callable[..., Any], pipe: Recorded, *args: Any) -> Any:
+    """A function of ``panpipe.weights``, or what it does in one process."""
+    inner = pipe._pipe
+    return getattr(inner, name)(*args) if isinstance(inner, OneProcess) else function(inner, *args)
 
 
 def _of_panpipe(caught: warnings.WarningMessage) -> bool:
