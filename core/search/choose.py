@@ -34,7 +34,7 @@ FIRST, GIVEN = 0.75, 0.9
 """Share of it for the first search if another oracle scores its plans, and of a given budget for the first search:
 others may follow, for contention, offload, sharding, or memory that only the oracle counts."""
 LEAST, MOST = 20_000, 400_000
-"""Bounds of the resulting number of evaluations; ``TURNS`` times as many for tiny graphs."""
+"""Bounds of the resulting number of evaluations; ``TURNS`` times as many for tiny graphs without offload."""
 ALONE = 4_000
 """Evaluations of a search for replicas of one device each, which have few choices."""
 LARGEST = 2
@@ -185,7 +185,8 @@ def _evaluations(settings: Sequence[Setting], options: SearchOptions, share: flo
     """By default: as many evaluations of the largest setting as a share of ``EFFORT`` pays for."""
     actions = max(6 * setting.devices * setting.microbatches for setting in settings)
     wanted = max(int(share * EFFORT) // actions, min(LEAST, LARGEST * EFFORT // actions))
-    most = TURNS * MOST if placing_moves(settings, options, TURNS * MOST) >= AGAIN else MOST
+    turns = not options.offloads and placing_moves(settings, options, TURNS * MOST) >= AGAIN
+    most = TURNS * MOST if turns else MOST
     return STARTS if wanted < USEFUL else min(wanted, most)
 
 

@@ -34,9 +34,9 @@ from .suggestions.infeasible import NothingFits
 from .suggestions.unlimited_memory import holds_all
 
 SHARE = 0.3
-"""Share of the budget for the further search."""
-LEAVING = 0.8
-"""Share of what the links carry that is assumed to leave in the further search: it gets as much more memory."""
+"""Share of the budget for each further search."""
+LEAVING = (0.8, 0.4)
+"""Shares of what the links carry that are assumed to leave in the further searches: they get as much more memory."""
 FASTEST = 6
 """Walks of each search to which copies are added because they are fast; in addition to those that hold little."""
 ALIKE = 2
@@ -130,14 +130,25 @@ class OffloadSearch:
     def _faster_than(self, enough_s: float) -> tuple[list[ScoredPlan], bool]:
         """Plans with copies whose orders alone take less than ``enough_s``, and whether the search was ended."""
         candidates: list[ScoredPlan] = []
-        walks, stopped = self._searched(LEAVING, SHARE)
-        for walk in sorted(_chosen(walks), key=lambda walk: walk.step_s):
-            if walk.step_s >= enough_s:
+        stopped = False
+        for leaving in LEAVING:
+            walks, stopped = self._searched(leaving, SHARE)
+            for walk in sorted(_chosen(walks), key=lambda walk: walk.step_s):
+                if walk.step_s >= enough_s:
+                    break
+                found = list(self._within_limits(walk))
+                candidates += found
+                enough_s = min([enough_s, *(each.rank[1] for each in found if each.rank[0] <= 0)])
+            if stopped or self.meter.exhausted:
                 break
-            found = list(self._within_limits(walk))
-            candidates += found
-            enough_s = min([enough_s, *(each.rank[1] for each in found if each.rank[0] <= 0)])
         return candidates, stopped
+
+    def _as_published(self, walk: Walk) -> Iterator[ScoredPlan]:
+        """A walk with the copies of its schedule, if they fit the hosts."""
+        base = _Base.of(walk, self.options.storages)
+        found = self._scored(base, of_stages(dict(walk.offload)))
+        if base.fits_hosts(found.plan):
+            yield found
 
     def _wanted_of(self, found: Sequence[ScoredPlan]) -> Sequence[ScoredPlan]:
         """All candidates, or without alternatives the best one."""
@@ -162,7 +173,7 @@ class OffloadSearch:
         return walks, stopped
 
     def _within_limits(self, walk: Walk) -> Iterator[ScoredPlan]:
-        """A walk with the least copies with which it fits."""
+        """A walk with the least copies with which it fits, and with those of its schedule if these wait for copies."""
         base = _Base.of(walk, self.options.storages)
         held = replica_costs(base.plan, base.costs)
         limits = [
@@ -172,18 +183,22 @@ class OffloadSearch:
         for _ in range(TIGHTER):
             held_bytes = base.task.peaks_within(limits)
             if held_bytes is None:
-                return
+                break
             found = self._scored(base, within(limits))
             if not base.fits_hosts(found.plan):
                 return
             yield found
-            if found.rank[0] <= 0:
+            if found.rank[0] <= 0 and found.rank[1] <= (1 + GAIN) * walk.step_s:
                 return
+            if found.rank[0] <= 0:
+                break
             # Lowered from what the device holds: a storage is large, so that this may be far below its limit already.
             limits = [
                 own - 1.02 * over if over else limit
                 for limit, own, over in zip(limits, held_bytes, found.excess, strict=True)
             ]
+        if walk.offload:
+            yield from self._as_published(walk)
 
 
 @frozen
