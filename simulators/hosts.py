@@ -8,7 +8,7 @@ from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster
 from ..core.lowering.residency import Timeline, most_on_host
 from ..core.plan.plan import Plan
-from ..core.validation.host_memory import host_arenas
+from ..core.validation.host_memory import arenas_of, host_arenas
 from .tasks import TaskTimes
 
 DIRECTIONS = {Kind.OFFLOAD: "to host", Kind.RELOAD: "from host"}
@@ -60,7 +60,7 @@ def host_uses(plan: Plan, cluster: Cluster, timelines: Sequence[Timeline]) -> tu
         HostUse(
             host.name, tuple(ranks), host.memory_bytes, arena_bytes, most_on_host([timelines[rank] for rank in ranks])
         )
-        for host, ranks, arena_bytes in host_arenas(plan, cluster)
+        for host, ranks, arena_bytes in host_arenas(plan, cluster, arenas_of(plan))
     )
 
 

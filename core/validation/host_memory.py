@@ -23,7 +23,8 @@ def check_host_memory(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
         InfeasibleError: a host has too little; the message says by how much, and what would fit.
         RequestError: a device that offloads reaches no host.
     """
-    for host, ranks, needed in host_arenas(plan, cluster):
+    arenas = arenas_of(plan)
+    for host, ranks, needed in host_arenas(plan, cluster, arenas):
         if host.memory_bytes is not None and needed > host.memory_bytes:
             over = needed - host.memory_bytes
             users = f"device{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
@@ -31,21 +32,25 @@ def check_host_memory(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
                 f"host '{host.name}' holds {needed} bytes of offloaded tensors of {users} and has {host.memory_bytes}: "
                 f"{over} too many; give it {over} bytes more, or {_what_fits(plan, ranks, host.memory_bytes)}"
             )
-    return _arenas(plan)
+    return arenas
 
 
-def _arenas(plan: Plan) -> tuple[int, ...]:
+def arenas_of(plan: Plan) -> tuple[int, ...]:
+    """Bytes of the host arena of each device along the pipeline."""
     return tuple(host_slots(plan, device).bytes for device in range(plan.devices))
 
 
-def host_arenas(plan: Plan, cluster: Cluster) -> list[tuple[Hub, list[int], int]]:
+def host_arenas(plan: Plan, cluster: Cluster, arenas: Sequence[int]) -> list[tuple[Hub, list[int], int]]:
     """The hosts that devices offload to, in the order of their first rank, each with its ranks and the bytes of their
     arenas.
+
+    Args:
+        arenas: of the plan, by `arenas_of`.
 
     Raises:
         RequestError: a device that offloads reaches no host.
     """
-    offloads, arenas = {plan.placement[each.stage] for each in plan.memory.offload}, _arenas(plan)
+    offloads = {plan.placement[each.stage] for each in plan.memory.offload}
     found: dict[Hub, list[int]] = {}
     for rank in range(plan.mesh.ranks):
         if rank % plan.devices in offloads:
@@ -63,7 +68,7 @@ def _what_fits(plan: Plan, ranks: Sequence[int], limit: float) -> str:
 
     def needed(kept: Sequence[int]) -> int:
         left = tuple(other for other in plan.memory.offload if other.stage not in kept)
-        arenas = _arenas(evolve(plan, memory=evolve(plan.memory, offload=left)))
+        arenas = arenas_of(evolve(plan, memory=evolve(plan.memory, offload=left)))
         return sum(arenas[rank % plan.devices] for rank in ranks)
 
     kept: list[int] = []
