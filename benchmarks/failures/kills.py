@@ -142,6 +142,7 @@ def train(mesh: str, folder: Path, rank: int, moment: Moment | None) -> None:
         with phases.inside("resume"):
             pipe.resume(last)
     log.begins = pipe.metrics.steps
+    write()
     while pipe.metrics.steps < STEPS:
         with phases.inside("step"):
             loss = pipe.step(batch_of(pipe.metrics.steps, replica))
@@ -279,7 +280,9 @@ def run_trial(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
         return found
     after = logs(trial.mesh, folder)
     saved = max([log.saved for log in before] + [STEPS // 2 if trial.resumed else 0])
-    found.lost = max(0, max([step for log in before for step in log.losses] + [0]) - after[0].begins)
+    found.lost = max(
+        0, max([step for log in before for step in log.losses] + [log.begins for log in before]) - after[0].begins
+    )
     for rank, (log, first, whole) in enumerate(zip(after, before, undisturbed, strict=True)):
         if log.begins < saved or log.begins != after[0].begins:
             found.faults.append(f"rank {rank} began again with step {log.begins}; the last checkpoint was of {saved}")
@@ -287,9 +290,12 @@ def run_trial(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
         other = [step for one in (first, log) for step, loss in one.losses.items() if whole.losses[step] != loss]
         if missing or other:
             found.faults.append(f"rank {rank}: no loss of the steps {missing}, another one of the steps {other}")
-        others = [name for name in {**whole.end, **(log.end or {})} if (log.end or {}).get(name) != whole.end.get(name)]
+        if log.end is None or whole.end is None:
+            found.faults.append(f"rank {rank} did not record its last parameters")
+            continue
+        others = [name for name in {**whole.end, **log.end} if log.end.get(name) != whole.end.get(name)]
         if others:
-            found.faults.append(f"rank {rank} ended with other values of {', '.join(others)}, or without them")
+            found.faults.append(f"rank {rank} ended with other values of {', '.join(others)}")
     return found
 
 
