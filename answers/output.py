@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.errors import RequestError
+from ..core.files.write import write_text
 from ..core.wording import signed_percent
 
 LONGEST_NAME = 24
@@ -41,6 +42,13 @@ def _finite(value: object) -> object:
 def note(text: str) -> None:
     """Print a line on standard error."""
     print(text, file=sys.stderr)
+
+
+def write_noted(path: Path | None, text: Callable[[], str]) -> None:
+    """Write the file of an option, and print its name on standard error; without the option nothing."""
+    if path is not None:
+        write_text(path, text())
+        note(f"written to {path}")
 
 
 def print_table(
@@ -118,9 +126,11 @@ def bytes_text(size: float) -> str:
 
 
 def seconds_text(time_s: float) -> str:
-    """A time with a unit: ``12.3 ms``."""
-    if abs(time_s) >= 1 or time_s == 0:
-        return f"{time_s:.3g} s"
+    """A time with a unit: ``12.3 ms``; less than a picosecond is a rounding error, and 0."""
+    if abs(time_s) >= 1000:
+        return f"{time_s:,.0f} s"
+    if abs(time_s) >= 1 or abs(time_s) < 1e-12:
+        return f"{time_s if abs(time_s) >= 1 else 0:.3g} s"
     return f"{time_s * 1e3:.3g} ms" if abs(time_s) >= 1e-3 else f"{time_s * 1e6:.3g} µs"
 
 

@@ -6,8 +6,7 @@ Times may be in any unit. The unit of memory is one device's saved tensors for o
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from attrs import frozen
 
@@ -164,10 +163,8 @@ class UniformStages:
         return (count // devices if devices > 0 and count % devices == 0 else 1,)
 
 
-PARAMETERS: Mapping[str, Any] = {"evaluations": int, "seconds": float, "seed": int}
-"""The parameters of ``auto``, with their types."""
-_SINGLE = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-"""Types of parameters that have one value, in words."""
+SEARCH_PARAMETERS = ("evaluations", "seconds", "seed")
+"""The parameters of ``auto``."""
 
 
 def build_schedule(name: str, stages: UniformStages, given: Mapping[str, Any], *, limited: bool = True) -> Scored:
@@ -183,51 +180,24 @@ def build_schedule(name: str, stages: UniformStages, given: Mapping[str, Any], *
     """
     limit = stages.memory_limit if limited else None
     if name == "auto":
-        _check_parameters("auto", PARAMETERS, given)
+        _check_parameters("auto", SEARCH_PARAMETERS, given)
         check_search(given, limit)
         return run_search([stages.problem(count, limit) for count in stages.chunks_to_try or CHUNKS_TO_TRY], given)
     family = find_family(name)
     usual = stages.chunks is None and family.chunks is not None  # whatever the number of stage factors
     problem = stages.problem(family.usual_chunks if usual else (*stages.chunks_to_try, family.usual_chunks)[0], limit)
-    known = inspect.signature(family.build).parameters
-    _check_parameters(name, {key: one.annotation for key, one in known.items()}, given)
+    _check_parameters(name, inspect.signature(family.build).parameters, given)
     scored = score(problem, family.build(problem, **given))
     _check_limit(scored)
     return scored
 
 
-def _check_parameters(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse a parameter that a schedule does not have, or a value of another type than its own in ``known``."""
+def _check_parameters(name: str, known: Iterable[str], given: Iterable[str]) -> None:
+    """Refuse a parameter that a schedule does not have."""
     unknown = next((key for key in given if key not in known), None)
     if unknown is not None:
         option = "--" + unknown.replace("_", "-")
         raise RequestError(f"{option} is no parameter of {name}: leave it out, or name the schedule that has it")
-    for parameter, value in given.items():
-        kinds = _alternatives(known[parameter])
-        if not any(_fits(value, kind) for kind in kinds):
-            wanted = " or ".join(_in_words(kind) for kind in kinds if kind is not NoneType)
-            raise RequestError(f"{parameter} of '{name}' is {repr(value)[:100]}: give {wanted}")
-
-
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def _fits(value: object, kind: Any) -> bool:
-    """Whether a value is of a type; True for types that are neither one of `_SINGLE` nor a sequence of it."""
-    if kind is float:
-        return type(value) in (int, float)
-    if kind in _SINGLE or kind is NoneType:
-        return type(value) is kind
-    if get_origin(kind) is Sequence:
-        return isinstance(value, list | tuple) and all(_fits(each, one) for each in value for one in get_args(kind))
-    return True
-
-
-def _in_words(kind: Any) -> str:
-    if kind in _SINGLE:
-        return _SINGLE[kind]
-    return "a list, each " + " or ".join(_in_words(each) for each in get_args(kind))
 
 
 def _check_limit(scored: Scored) -> None:

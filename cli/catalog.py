@@ -16,12 +16,12 @@ from ..answers.options import argument, flag, json_flag, option
 from ..answers.output import (
     UNITS,
     bytes_text,
-    note,
     print_json,
     print_records,
     print_table,
     rate_text,
     seconds_text,
+    write_noted,
 )
 from ..core.cluster.catalog import Catalogue, LinkType, catalogue, find_cluster
 from ..core.cluster.catalog.find import cluster_in
@@ -33,7 +33,6 @@ from ..core.documents import as_plain
 from ..core.errors import RequestError, naming
 from ..core.files.limits import CATALOGUE
 from ..core.files.read import read_text
-from ..core.files.write import write_text
 from ..core.report.chart.topology import topology_svg
 from ..core.wording import counted, first_of
 
@@ -90,10 +89,8 @@ def catalog(
             f"there is no device, link or cluster '{name}': a similar word is in the title of {first_of(titled, 4)}; "
             "see panpipe catalog"
         ) from None
-    for path, text in ((out, cluster_json), (svg, lambda shown: topology_svg(name, shown))):
-        if path is not None:
-            write_text(path, text(cluster))
-            note(f"written to {path}")
+    write_noted(out, lambda: cluster_json(cluster))
+    write_noted(svg, lambda: topology_svg(name, cluster))
     _print_cluster(name, known, cluster) if not json else print_json(as_plain(cluster))
 
 
@@ -193,21 +190,23 @@ def _mark(entry: Any, path: str) -> str:
 
 
 def _number(entry: Any, path: str, unit: float) -> str:
-    """The number at ``path``, ``field`` or ``field.key``, divided by ``unit``; empty if the entry has none."""
-    field, _, key = path.partition(".")
-    value = getattr(entry, field)
-    if key:
-        value = value[key]
+    """The number at ``path``, divided by ``unit``; empty if the entry has none."""
+    value = _value(entry, path)
     return "" if value is None else f"{_mark(entry, path)}{value / unit:.4g}"
+
+
+def _value(entry: Any, path: str) -> Any:
+    """The number at ``path``: ``field`` or ``field.key``."""
+    field, _, key = path.partition(".")
+    return getattr(entry, field)[key] if key else getattr(entry, field)
 
 
 def _print_entry(entry: Any) -> None:
     print(f"{entry.name}: {entry.title}")
-    rows = []
-    for path, source in entry.sources.items():
-        field, _, key = path.partition(".")
-        value = getattr(entry, field)
-        rows.append((path, _value_text(field, value[key] if key else value), str(source)))
+    rows = [
+        (path, _value_text(path.partition(".")[0], _value(entry, path)), str(source))
+        for path, source in entry.sources.items()
+    ]
     print_table("", ("number", "value", "source"), rows, texts=("source",))
     named = [(name, getattr(entry, name, None)) for name in ("host_link", "host_copy", "gpu_link")]
     for name, value in named:

@@ -38,7 +38,9 @@ def checkpoint(
         return
     assert target is not None
     export_checkpoint(folder, target)
-    note(f"wrote {target}")
+    note(f"written to {target}")
+    if json:
+        print_json({"folder": str(folder), "target": str(target)})
 
 
 def _print(reader: CheckpointReader, json: bool) -> None:

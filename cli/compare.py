@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from ..answers.options import argument, json_flag, option
-from ..answers.output import check_writable, note, print_json, print_records, seconds_text
+from ..answers.output import check_writable, note, print_json, print_records, seconds_text, write_noted
 from ..core.documents import as_plain
 from ..core.errors import RequestError, naming
-from ..core.files.write import write_text
 from ..core.lowering.derive import forward_only
 from ..core.plan.plan import read_plan
+from ..core.report.chart.steps import steps_svg
+from ..core.report.page import report_html
 from ..core.trace.compare import TOTAL, Comparison, KindSummary, Offset, TransferSummary, worst_actions
 from ..core.trace.compare import compare as compare_traces
 from ..core.trace.perfetto_reader import read_trace
@@ -46,18 +47,9 @@ def compare(
     comparison = compare_traces(*traces)
     if not comparison.same_plan:
         note("the two traces ran different plans: only actions of equal names are compared")
-    if report is not None:
-        from ..core.report.page import report_html
-
-        with naming(*([] if plan is None else [plan])):
-            page = report_html(plan=ran, predicted=traces[0], measured=traces[1])
-        write_text(report, page)
-        note(f"written to {report}")
-    if svg is not None:
-        from ..core.report.chart.steps import steps_svg
-
-        write_text(svg, steps_svg(traces, predicted.stem if ran is None else ran.schedule))
-        note(f"written to {svg}")
+    with naming(*([] if plan is None else [plan])):
+        write_noted(report, lambda: report_html(plan=ran, predicted=traces[0], measured=traces[1]))
+    write_noted(svg, lambda: steps_svg(traces, predicted.stem if ran is None else ran.schedule))
     if json:
         print_json(as_plain(comparison))
     else:
@@ -125,7 +117,8 @@ def _worst(kind: KindSummary) -> str:
 
 
 def _signed_seconds(value: float) -> str:
-    return f"{'+' if value > 0 else '-' if value < 0 else ''}{seconds_text(abs(value))}"
+    text = seconds_text(value)
+    return f"+{text}" if value > 0 and text != "0 s" else text
 
 
 def _print_differences(comparison: Comparison) -> None:

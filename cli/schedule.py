@@ -8,11 +8,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..answers.options import argument, json_flag, option, takes
-from ..answers.output import check_writable, note, print_json, print_table
+from ..answers.output import check_writable, note, print_json, print_table, write_noted
 from ..answers.uniform import UniformStages, build_schedule, figures, numbers
 from ..core.actions import Action, Kind
 from ..core.errors import naming
-from ..core.files.write import write_text
 from ..core.ratios import bubble_ratio
 from ..core.schedules.building_block import read_block
 from ..core.schedules.meaning import meaning_of
@@ -63,14 +62,12 @@ def schedule(
     given = {key: value for key, value in parameters.items() if value is not None}
     with naming(*([] if block is None else [block])):
         scored = build_schedule(name, stages, given)
-    if csv is not None:
-        write_text(csv, schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
+    write_noted(csv, lambda: schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
     if svg is not None or html is not None:
         from ..core.report.schedule import schedule_html, schedule_svg  # here: it loads numpy
 
-        for path, text in ((svg, schedule_svg), (html, schedule_html)):
-            if path is not None:
-                write_text(path, text(scored))
+        write_noted(svg, lambda: schedule_svg(scored))
+        write_noted(html, lambda: schedule_html(scored))
     if json:
         print_json(_answer(scored))
     else:

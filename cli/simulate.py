@@ -16,6 +16,7 @@ from ..answers.output import (
     print_table,
     seconds_text,
     share_text,
+    write_noted,
 )
 from ..answers.plan_files import PlanFile, read_plan_or_schedule
 from ..answers.step_tables import idle_of, print_devices, print_idle
@@ -26,18 +27,19 @@ from ..core.costs.costs import StageCosts
 from ..core.documents import as_plain
 from ..core.errors import InfeasibleError, RequestError, naming
 from ..core.files.limits import check_seconds
-from ..core.files.write import write_text
 from ..core.lowering.derive import forward_only
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
+from ..core.report.data import ReportFacts
+from ..core.report.page import report_html
 from ..core.schedules.meaning import short_name
 from ..core.timing.idle import IdleTime, idle_data
+from ..core.trace.perfetto import trace_json
 from ..core.trace.trace import Trace
 from ..core.validation.interval import interval_of, interval_text
 from ..simulators.optimizer_step import OptimizerStep
 
 if TYPE_CHECKING:
-    from ..core.report.data import ReportFacts
     from ..simulators.result import SimulationResult
 
 
@@ -107,33 +109,21 @@ def simulate(
             note(f"does not fit: {error}")
         result = run(plan, costs, machine, eager=eager, optimizer=optimizer, lowered=lowered, checked=checked)
     idle = idle_of(result)
-    if trace is not None:
-        from ..core.trace.perfetto import trace_json
-
-        write_text(trace, trace_json(result.trace))
-        note(f"written to {trace}")
-    if report is not None:
-        from ..core.report.data import ReportFacts
-        from ..core.report.page import report_html
-
-        if file.is_schedule:
-            page = report_html(plan=None, predicted=_in_saved_tensors(result), facts=_facts(plan, idle))
-        else:
-            page = report_html(plan=plan, predicted=result.trace, facts=ReportFacts(idle=idle, kept=result.kept))
-        write_text(report, page)
-        note(f"written to {report}")
+    write_noted(trace, lambda: trace_json(result.trace))
+    write_noted(report, lambda: _report(file, plan, result, idle))
     if json:
         print_json({**_answer(result, idle), "interval_s": interval_of(plan.prediction, result.step_s)})
     else:
         _print(result, idle, None if file.is_schedule else [device.memory_bytes for device in result.devices])
 
 
-def _facts(plan: Plan, idle: IdleTime) -> "ReportFacts":
-    """What the report of a schedule file shows, whose times and sizes have no units."""
-    from ..core.report.data import ReportFacts
-
+def _report(file: PlanFile, plan: Plan, result: "SimulationResult", idle: IdleTime) -> str:
+    """The report; times and sizes of a schedule file have no units."""
+    if not file.is_schedule:
+        return report_html(plan=plan, predicted=result.trace, facts=ReportFacts(idle=idle, kept=result.kept))
     summary = f"The schedule file {plan.model}: {plan_size(plan)}. Memory is in {SAVED}."
-    return ReportFacts(title=plan.model, summary=summary, idle=idle, plain_units=True)
+    facts = ReportFacts(title=plan.model, summary=summary, idle=idle, plain_units=True)
+    return report_html(plan=None, predicted=_in_saved_tensors(result), facts=facts)
 
 
 def _in_saved_tensors(result: "SimulationResult") -> Trace:

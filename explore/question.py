@@ -7,7 +7,7 @@ report lines with an answer, a point, progress, or an error.
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypedDict
 
 from attrs import asdict, field, fields, frozen
 
@@ -24,8 +24,16 @@ MOST_DEVICES, MOST_MICROBATCHES, MOST_CHUNKS = 256, 1024, 8
 REQUEST_LIMITS = Limits(size=1 << 20, values=10_000)
 """Limits of a request's body."""
 
-SCHEDULE_PARAMETERS = ("rounds", "microbatches_per_loop", "run_ahead", "group_size", "evaluations", "seed")
-"""Parameters of schedules that the page sets, named as the options of ``panpipe schedule``."""
+
+class ScheduleParameters(TypedDict, total=False):
+    """Parameters of schedules that the page sets, named as the options of ``panpipe schedule``."""
+
+    rounds: int
+    microbatches_per_loop: int
+    run_ahead: tuple[int, ...]
+    group_size: int
+    evaluations: int
+    seed: int
 
 
 @frozen(kw_only=True)
@@ -34,7 +42,7 @@ class UniformQuestion(UniformStages):
 
     Args:
         schedule: a family's name, or ``auto``.
-        parameters: of the schedule, by name; ``run_ahead`` as a list.
+        parameters: of the schedule, by name.
     """
 
     kind: ClassVar[str] = "uniform"
@@ -45,7 +53,7 @@ class UniformQuestion(UniformStages):
     backward_weight: float | None = 1.0
     host_copy: float | None = 0.0
     schedule: str = "1f1b"
-    parameters: dict[str, Any] = field(factory=dict)
+    parameters: ScheduleParameters = field(factory=ScheduleParameters)
 
     def __attrs_post_init__(self) -> None:
         bounds = {"devices": MOST_DEVICES, "microbatches": MOST_MICROBATCHES, "chunks": MOST_CHUNKS}
@@ -53,9 +61,6 @@ class UniformQuestion(UniformStages):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise RequestError(f"{name} is {value}: the explorer accepts 1 to {most}")
-        unknown = set(self.parameters) - set(SCHEDULE_PARAMETERS)
-        if unknown:
-            raise RequestError(f"'{min(unknown)}' is no parameter of a schedule: use {', '.join(SCHEDULE_PARAMETERS)}")
 
     @property
     def command(self) -> str:

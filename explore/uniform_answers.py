@@ -107,7 +107,6 @@ def report_points(question: UniformQuestion, report: Report) -> None:
 
 def point_of(question: UniformQuestion, scored: Scored, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A point of the frontier: a schedule's time and memory, and the question that it answers."""
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in parameters.items()}
     chunks = question.chunks if name == "auto" else scored.problem.chunks
     return {
         "name": scored.schedule.name,
@@ -115,7 +114,7 @@ def point_of(question: UniformQuestion, scored: Scored, name: str, parameters: M
         "memory": peak_of(scored),
         "time": scored.result.makespan,
         "bubble": scored.result.bubble_ratio,
-        "question": plain_question(evolve(question, schedule=name, parameters=plain, chunks=chunks)),
+        "question": plain_question(evolve(question, schedule=name, parameters=dict(parameters), chunks=chunks)),
     }
 
 

@@ -86,8 +86,7 @@ class PlanAnswer:
     def show(self) -> None:
         """Print the answer as text."""
         plan, prediction = self.plan, self.prediction
-        each = " for each replica" if plan.mesh.data > 1 else ""
-        print(f"{plan.model or 'the graph'}: {plan_size(plan)}{each}, {short_name(plan.schedule)}")
+        print(f"{plan.model or 'the graph'}: {plan_size(plan)}, {short_name(plan.schedule)}")
         tried = f", {counted(prediction.evaluations, 'plan')} evaluated" if prediction.evaluations else ""
         step = f"{seconds_text(prediction.step_s)}{interval_text(prediction)}"
         print(f"Step {step}, efficiency {efficiency(plan):.1%}{tried}")

@@ -102,38 +102,37 @@ class InfeasibleAnswer:
             yield f"  no device can hold operator '{self.large.name}': it alone needs {needs} while it runs"
 
     def _change_text(self, change: Change) -> str:
-        value = change.value
-        step = f", step at most {seconds_text(change.found.predicted.step_s)}"
-        if change.what == MORE_DEVICES:
-            return f"{value * self.tensor:.0f} devices in place of {self.devices * self.tensor}{step}"
-        if change.what == SMALLER_MICROBATCHES:
-            assert self.microbatches is not None
-            parts = value / self.microbatches
-            return f"{value:.0f} microbatches in place of {self.microbatches}, each 1/{parts:.0f} the size{step}"
-        if change.what == RECOMPUTE:
-            stages = [stage for stage in change.found.memory.recompute if stage not in self.plan.memory.recompute]
-            which = "the closest plan" if change.found.stages == self.plan.stages else change.found.schedule
-            return f"stage{'s' * (len(stages) > 1)} {' '.join(map(str, stages))} of {which}{step}"
-        if change.what == SHARD:
-            shape = f"pp={change.found.mesh.pipeline},dp={value:.0f}"
-            level = change.found.shard[0]
-            return f"--shard {level}: {value:.0f} replicas share {SHARED[level]}, with mesh {shape}{step}"
-        if change.what == OFFLOAD:
-            return f"--offload auto: {bytes_text(value)} a step to the host and back{step}"
-        assert change.what == MORE_MEMORY
-        return f"{bytes_text(value)} more for each device{step}"
+        return f"{self._described(change)[0]}, step at most {seconds_text(change.found.predicted.step_s)}"
 
     def _plain_change(self, change: Change) -> dict[str, Any]:
-        units = {
-            MORE_DEVICES: "devices", SMALLER_MICROBATCHES: "microbatches", RECOMPUTE: "stages", SHARD: "replicas",
-        }  # fmt: skip
-        unit = units.get(change.what, "bytes")
-        value = list(change.found.memory.recompute) if change.what == RECOMPUTE else change.value
-        if change.what == MORE_DEVICES:
-            value = change.value * self.tensor
+        _, unit, value = self._described(change)
         return {
             "change": change.what,
             unit: value,
             "step_s": change.found.predicted.step_s,
             "schedule": change.found.schedule,
         }
+
+    def _described(self, change: Change) -> tuple[str, str, Any]:
+        """A change in words, the name of its value in ``--json``, and that value."""
+        value, found = change.value, change.found
+        if change.what == MORE_DEVICES:
+            devices = value * self.tensor
+            return f"{devices:.0f} devices in place of {self.devices * self.tensor}", "devices", devices
+        if change.what == SMALLER_MICROBATCHES:
+            assert self.microbatches is not None
+            size = f"each 1/{value / self.microbatches:.0f} the size"
+            return f"{value:.0f} microbatches in place of {self.microbatches}, {size}", "microbatches", value
+        if change.what == RECOMPUTE:
+            stages = [stage for stage in found.memory.recompute if stage not in self.plan.memory.recompute]
+            which = "the closest plan" if found.stages == self.plan.stages else found.schedule
+            text = f"stage{'s' * (len(stages) > 1)} {' '.join(map(str, stages))} of {which}"
+            return text, "stages", list(found.memory.recompute)
+        if change.what == SHARD:
+            level, shape = found.shard[0], f"pp={found.mesh.pipeline},dp={value:.0f}"
+            text = f"--shard {level}: {value:.0f} replicas share {SHARED[level]}, with mesh {shape}"
+            return text, "replicas", value
+        if change.what == OFFLOAD:
+            return f"--offload auto: {bytes_text(value)} a step to the host and back", "bytes", value
+        assert change.what == MORE_MEMORY
+        return f"{bytes_text(value)} more for each device", "bytes", value

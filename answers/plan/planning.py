@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve, fields_dict, frozen
 
 from ...core.cluster.catalog.find import CPU, find_cluster
 from ...core.cluster.cluster import Cluster
@@ -179,6 +179,8 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
     Raises:
         RequestError: an option is wrong.
     """
+    if options.graph is not None:
+        _refuse_model_options(options)
     level_and_sharers(options.shard, AUTO)
     offload = parse_offload(options.offload or "none")
     usable = resident_families() if offload == "none" else list(families().values())
@@ -231,6 +233,18 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
         costs_of, machine, microbatches, batch, search, mesh, analytic_costs, boundaries, options.within
     )
     return request, usable
+
+
+MODEL_OPTIONS = ("batch", "sequence", "dtype", "optimizer", "kernels", "tp_overlap", "sequence_parallel", "cp_order")
+"""Options that a model's costs depend on, and those of a file do not."""
+
+
+def _refuse_model_options(options: PlanOptions) -> None:
+    usual = fields_dict(PlanOptions)
+    given = next((name for name in MODEL_OPTIONS if getattr(options, name) != usual[name].default), None)
+    if given is not None:
+        option = f"--{given.replace('_', '-')}"
+        raise RequestError(f"{option} is for a model, and the operators of --graph have their costs: leave it out")
 
 
 def _ranks(options: PlanOptions) -> int:

@@ -18,7 +18,7 @@ from ..plan.plan import Plan
 from ..policies.offload import host_slots
 from ..schedules.meaning import short_name
 from ..timing.idle import IdleTime, idle_data
-from ..trace.compare import bubble_per_device, compare, memory_kinds, peak_memory
+from ..trace.compare import bubble_per_device, compare, memory_kinds, memory_rows, peak_memory
 from ..trace.trace import HOST_MEMORY, LinkTrack, MemorySample, Trace, TraceEvent, queue_order
 from ..wording import counted
 
@@ -244,22 +244,12 @@ def _memory(trace: Trace, kinds: Sequence[str]) -> dict[str, Any]:
 
     Rows of times less than a nanosecond apart are kept, with the same time: a peak may be between them.
     """
-    times: list[list[float]] = [[] for _ in range(trace.devices)]
-    held: list[list[list[int]]] = [[] for _ in range(trace.devices)]
-    now = [[0] * len(kinds) for _ in range(trace.devices)]
-    latest: list[float | None] = [None] * trace.devices
-    for sample in trace.memory:
-        if sample.kind not in kinds:
-            continue
-        device = sample.device
-        now[device][kinds.index(sample.kind)] = round(sample.bytes)
-        if latest[device] == sample.time_s:
-            held[device][-1] = list(now[device])
-        else:
-            latest[device] = sample.time_s
-            times[device].append(round(sample.time_s, 9))
-            held[device].append(list(now[device]))
-    return {"kinds": list(kinds), "times": times, "held": held}
+    rows = memory_rows(trace, kinds)
+    return {
+        "kinds": list(kinds),
+        "times": [[round(time_s, 9) for time_s, _ in own] for own in rows],
+        "held": [[list(map(round, held)) for _, held in own] for own in rows],
+    }
 
 
 def _peaks(traces: Sequence[Trace]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ its duration includes that wait, so it is not compared with the time on the link
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 
 from attrs import frozen
 
@@ -91,11 +92,6 @@ class KindSummary:
     worst_off_s: float | None = None
 
 
-def kind_summaries(actions: Sequence[ActionError]) -> tuple[KindSummary, ...]:
-    """One summary for each kind, in the order of ``Kind``."""
-    return tuple(kind_summary(kind, own) for kind, own in _by_kind(actions))
-
-
 def _by_kind(actions: Iterable[ActionError]) -> list[tuple[Kind, list[ActionError]]]:
     """The actions of each kind, in the order of ``Kind``."""
     groups: dict[Kind, list[ActionError]] = defaultdict(list)
@@ -104,7 +100,7 @@ def _by_kind(actions: Iterable[ActionError]) -> list[tuple[Kind, list[ActionErro
     return [(kind, groups[kind]) for kind in known_kinds() if kind in groups]
 
 
-def kind_summary(kind: Kind, actions: Sequence[ActionError]) -> KindSummary:
+def _kind_summary(kind: Kind, actions: Sequence[ActionError]) -> KindSummary:
     """The durations of these actions, which are all of one kind."""
     total = pair(sum(a.duration.predicted for a in actions), sum(a.duration.measured for a in actions))
     errors = [(a.duration.error, a) for a in actions if a.duration.error is not None]
@@ -229,10 +225,11 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     """Compare a prediction with a measurement. Actions match by device and action; repeated ones by their order."""
     ours, theirs = _keyed(predicted.events), _keyed(measured.events)
     actions = tuple(_action_error(event, theirs[key]) for key, event in ours.items() if key in theirs)
+    by_kind = _by_kind(actions)
     return Comparison(
         same_plan=predicted.plan_hash == measured.plan_hash,
         step=pair(predicted.step_s, measured.step_s),
-        kinds=kind_summaries([each for each in actions if each.action.kind not in COMM_KINDS]),
+        kinds=tuple(_kind_summary(kind, own) for kind, own in by_kind if kind not in COMM_KINDS),
         bubbles=_bubbles(predicted, measured),
         memory=_memory(predicted, measured),
         order=_order(ours, theirs),
@@ -240,7 +237,7 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
         only_measured=tuple(ActionOnDevice(key[0], key[1]) for key in theirs if key not in ours),
         actions=actions,
         devices=_devices(actions, min(predicted.devices, measured.devices)),
-        transfers=transfer_summaries(actions),
+        transfers=tuple(_summary(kind, own) for kind, own in by_kind if kind in COMM_KINDS),
     )
 
 
@@ -323,11 +320,6 @@ def _queues(one: Mapping[_Key, TraceEvent], other: Mapping[_Key, TraceEvent]) ->
     return {key: [e.action for e in sorted(events, key=lambda e: e.start_s)] for key, events in queues.items()}
 
 
-def transfer_summaries(actions: Sequence[ActionError]) -> tuple[TransferSummary, ...]:
-    """One summary for each kind of message, in the order of ``Kind``."""
-    return tuple(_summary(kind, own) for kind, own in _by_kind(actions) if kind in COMM_KINDS)
-
-
 def _summary(kind: Kind, actions: Sequence[ActionError]) -> TransferSummary:
     reported = [each for each in actions if each.reported]
     return TransferSummary(
@@ -335,7 +327,7 @@ def _summary(kind: Kind, actions: Sequence[ActionError]) -> TransferSummary:
         len(actions),
         _offset([(each, each.start) for each in actions]),
         _offset([(each, each.end) for each in actions]),
-        kind_summary(kind, reported) if reported else None,
+        _kind_summary(kind, reported) if reported else None,
     )
 
 
@@ -366,26 +358,29 @@ def memory_kinds(trace: Trace) -> tuple[str, ...]:
     return (*(kind for kind in MEMORY_KINDS if kind in found), *sorted(found - set(MEMORY_KINDS)))
 
 
-def peak_memory(trace: Trace, kinds: Iterable[str]) -> tuple[dict[str, float], ...]:
-    """Per device the peak of each kind, and of the sum (``total``) over the device's own memory, in bytes.
+def memory_rows(trace: Trace, kinds: Sequence[str]) -> list[list[tuple[float, tuple[float, ...]]]]:
+    """Per device (time, bytes of each kind) for every time at which one of these kinds changes.
 
     Samples of one device at one time take effect together, so that bytes that only change their kind count once.
     """
-    kinds = tuple(kinds)
-    held: list[dict[str, float]] = [dict.fromkeys(kinds, 0.0) for _ in range(trace.devices)]
-    peaks = [dict.fromkeys((*kinds, TOTAL), 0.0) for _ in range(trace.devices)]
-    by_device: list[list[int]] = [[] for _ in range(trace.devices)]
-    for index, sample in enumerate(trace.memory):
+    rows: list[list[tuple[float, tuple[float, ...]]]] = [[] for _ in range(trace.devices)]
+    now = [[0.0] * len(kinds) for _ in range(trace.devices)]
+    for sample in trace.memory:
         if sample.kind in kinds:
-            by_device[sample.device].append(index)
-    for device, indices in enumerate(by_device):
-        now, peak = held[device], peaks[device]
-        for position, index in enumerate(indices):
-            sample = trace.memory[index]
-            now[sample.kind] = sample.bytes
-            last = position + 1 == len(indices) or trace.memory[indices[position + 1]].time_s > sample.time_s
-            if last:
-                for kind in kinds:
-                    peak[kind] = max(peak[kind], now[kind])
-                peak[TOTAL] = max(peak[TOTAL], sum(size for kind, size in now.items() if kind != HOST_MEMORY))
+            held, own = now[sample.device], rows[sample.device]
+            held[kinds.index(sample.kind)] = sample.bytes
+            if own and own[-1][0] == sample.time_s:
+                own.pop()
+            own.append((sample.time_s, tuple(held)))
+    return rows
+
+
+def peak_memory(trace: Trace, kinds: Sequence[str]) -> tuple[dict[str, float], ...]:
+    """Per device the peak of each kind, and of the sum (``total``) over the device's own memory, in bytes."""
+    own = [kind != HOST_MEMORY for kind in kinds]
+    peaks = []
+    for rows in memory_rows(trace, kinds):
+        held = [each for _, each in rows] or [(0.0,) * len(kinds)]
+        by_kind = dict(zip(kinds, map(max, zip(*held, strict=True)), strict=True))
+        peaks.append({**by_kind, TOTAL: max(sum(compress(each, own)) for each in held)})
     return tuple(peaks)

@@ -173,8 +173,10 @@ function sourceNode(field, question, set, replace) {
   const node = element("select", { name: "source" }, ...kinds.map(([value, label]) => element("option", { value }, label)));
   node.value = field.value;
   const none = { ...question, model: null, graph: null, rank: undefined };
+  const ofModel = ["batch", "sequence", "dtype", "optimizer", "kernels", "tp", "tp_overlap", "sequence_parallel", "cp", "cp_order", "ep"];
+  const unset = Object.fromEntries(ofModel.map((option) => [option, undefined]));
   node.addEventListener("change", () => replace({ bundled: { ...none, model: CHOICES.models[0] }, factory: { ...none, model: "module:factory" },
-    graph: { ...none, graph: CHOICES.graph ?? "graph.json" } }[node.value]));
+    graph: { ...none, ...unset, graph: CHOICES.graph ?? "graph.json" } }[node.value]));
   const name = field.value === "graph" ? "graph" : "model";
   const own = field.value === "bundled" ? selectNode(select("model", "", CHOICES.models), question, set)[1]
     : textNode(text(name, "", { required: true }), question, set)[1];

@@ -330,6 +330,7 @@ BAD = {
     "more stages than operators": (["--cluster", "cpu:15"], "15 devices for 14 operators"),
     "a limit of nothing": (["--memory-limit", "0"], "memory limit is 0 bytes"),
     "graph and model": (["--model", "a:b"], "give one of --graph FILE and --model"),
+    "a model's option for a graph": (["--dtype", "bf16"], "--dtype is for a model"),
     "no plan to show": (["--top", "0"], "--top is '0'"),
     "a folder to write": (["--out", "."], "cannot write '.': it is a folder"),
     "a folder as a graph": (["--graph", "."], "cannot read '.': Is a directory"),

@@ -79,7 +79,7 @@ def test_points_are_the_schedules_that_no_other_excels_and_what_auto_finds(monke
     assert [(each["family"], each["memory"], each["time"]) for each in points] == [
         ("looped", 2.0, 15.0), ("1f1b", 2.0, 15.0), ("auto", 2.0, 13.0), ("auto", 2.0, 13.0),
     ]  # fmt: skip
-    assert points[0]["question"]["parameters"] == {"microbatches_per_loop": 2, "run_ahead": [2, 1]}
+    assert points[0]["question"]["parameters"] == {"microbatches_per_loop": 2, "run_ahead": (2, 1)}
     assert points[1]["question"] == {
         "kind": "uniform", "devices": 2, "microbatches": 4, "chunks": 1, "memory_limit": 3.0,
     }  # fmt: skip

@@ -6,7 +6,7 @@ paler.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from attrs import frozen
@@ -115,15 +115,10 @@ def steps_svg(traces: Sequence[Trace], title: str, plain: str | None = None, lim
     gantt = devices * _height(steps)
     memory_top = TOP + gantt + BETWEEN_CHARTS
     memory = devices * (MEMORY + BETWEEN_DEVICES)
-    wide, height = px(LEFT + axis.width + RIGHT), px(memory_top + memory + MARGIN)
     kinds, chunks = _kinds(steps), _chunks(steps, devices)
     drawn = ": filled as predicted, line as measured" if len(steps) > 1 else ""
     drawn = ", in those of one device for one microbatch" if plain is not None else drawn
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {height}" width="{wide}" '
-        f'height="{height}" role="img">',
-        f"<title>{escape(title)}</title><style>{STYLE}{_colours(kinds, 1 + max(chunks.values(), default=0))}</style>",
-        f'<rect width="{wide}" height="{height}" fill="#fff"/>',
         *_head(title, _step_text(traces) if plain is None else plain, kinds, other=plain is None),
         f'<g transform="translate({px(LEFT)} {px(TOP)})">',
         *axis.lines(gantt),
@@ -134,9 +129,21 @@ def steps_svg(traces: Sequence[Trace], title: str, plain: str | None = None, lim
         f'<text class="s" y="-24">saved tensors{drawn}</text>',
         *axis.lines(memory),
         *_memory(steps, devices, axis, plain is not None, limit),
-        "</g></svg>",
+        "</g>",
     ]
-    return "\n".join(parts) + "\n"
+    style = STYLE + _colours(kinds, 1 + max(chunks.values(), default=0))
+    return svg_document(title, style, (LEFT + axis.width + RIGHT, memory_top + memory + MARGIN), parts)
+
+
+def svg_document(title: str, style: str, size: tuple[float, float], parts: Iterable[str]) -> str:
+    """The text of a picture with a white background; ``size`` is its width and height in pixels."""
+    width, height = map(px, size)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img"><title>{escape(title)}</title><style>{style}</style>',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    )
+    return "\n".join((*head, *parts, "</svg>")) + "\n"
 
 
 def px(value: float) -> str:

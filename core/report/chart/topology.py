@@ -13,7 +13,7 @@ from attrs import frozen
 from ...cluster.cluster import Cluster
 from ...cluster.routing import Link
 from ...cluster.topology import Node, Topology, topology_of
-from .steps import px
+from .steps import px, svg_document
 
 STEP, WIDE, TALL, ROW = 92.0, 74.0, 26.0, 70.0
 """Pixels: from box to box, width and height of a box, and from row to row."""
@@ -83,7 +83,8 @@ def topology_svg(name: str, cluster: Cluster) -> str:
         for (_, switch), x in zip(sorted(wanted), _spread(sorted(x for x, _ in wanted)), strict=True):
             boxes[switch] = Box("switch", switch, x, bottom)
     width = max(left, 560.0, *(box.x + box.width for box in boxes.values()))
-    return _page(name, topology, cluster, [*cards, *_links(cluster, topology, boxes)], boxes, (width, bottom + 40))
+    parts = (*_head(name, topology, cluster), *cards, *_links(cluster, topology, boxes))
+    return svg_document(name, STYLE, (width, bottom + 40), (*parts, *(box.drawn() for box in boxes.values())))
 
 
 def _title(group: Sequence[Node], topology: Topology) -> str:
@@ -161,19 +162,11 @@ def _link(link: Link, way: str) -> str:
     return f'<path d="{way}" stroke-width="{px(wide)}"><title>{escape(f"{link.a} – {link.b}: {rate}")}</title></path>'
 
 
-def _page(
-    name: str, topology: Topology, cluster: Cluster, parts: Sequence[str], boxes: Mapping[str, Box],
-    size: tuple[float, float],
-) -> str:  # fmt: skip
-    width, height = map(px, size)
+def _head(name: str, topology: Topology, cluster: Cluster) -> tuple[str, str]:
     nodes = f"{len(topology.nodes)} nodes · " if len(topology.nodes) > 1 else ""
     slow, fast = (pick((link.bytes_per_s for link in cluster.links), default=0.0) for pick in (min, max))
     rates = f" · links of {slow / 1e9:.4g} to {fast / 1e9:.4g} GB/s in each direction" if cluster.links else ""
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img"><title>{escape(name)}</title><style>{STYLE}</style>',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    return (
         f'<text class="t" x="{px(LEFT)}" y="32">{escape(name)}</text>',
         f'<text class="s" x="{px(LEFT)}" y="52">{nodes}{len(cluster.devices)} devices{rates}</text>',
-    ]
-    return "\n".join([*head, *parts, *(box.drawn() for box in boxes.values()), "</svg>"]) + "\n"
+    )
