@@ -15,21 +15,9 @@ import torch.distributed as dist
 from ...backends.gloo import ENDLESS
 from ...core.errors import RequestError, WorkerError
 from ..watch.activity import HERE
-from ..watch.lost_ranks import (
-    FAILURE_KEY,
-    hosts_store,
-    not_arrived,
-    position_key,
-    store_ended,
-    uses_agent_store,
-    without_torch_warnings,
-)
-from ..watch.positions import Position
-from ..watch.process import WHERE, print_uncaught_in_a_line
-from ..watch.watch import FailureWatch, process_here
-
-_POLL_S = 0.1
-_LINGER_S = 1.0
+from ..watch.positions import Position, named
+from ..watch.process import WHERE, print_uncaught_in_a_line, process_here, without_torch_warnings
+from ..watch.watch import FAILURE_KEY, FailureWatch, hosts_store, position_key, store_ended, uses_agent_store
 
 
 class Meeting:
@@ -49,7 +37,6 @@ class Meeting:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
         else:
             self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            address = store_address(self.rank, self.size)
         others = tuple(other for other in range(self.size) if other != self.rank)
         WHERE.install()
         print_uncaught_in_a_line(self.rank)
@@ -58,7 +45,7 @@ class Meeting:
                 if dist.is_initialized():
                     store = dist.distributed_c10d._get_default_store()
                 else:
-                    store = _job_store(*address, self.rank, self.size, timeout_s)
+                    store = _job_store(self.rank, self.size, timeout_s)
                 # A process may build several pipelines. Their keys are apart, and the counter is the same on all ranks.
                 number = store.add(f"panpipe/meetings/{self.rank}", 1)
                 self.store: Any = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
@@ -88,13 +75,17 @@ def meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
         late = time.monotonic() > deadline
         if late:
             missing = [other for other, key in keys.items() if not store.check([key])]
-            store.compare_set(FAILURE_KEY, "", not_arrived(missing, size, timeout_s))
+            reason = (
+                f"{named(missing)} of {size} did not arrive within {timeout_s:g} s: every rank must call "
+                "panpipe.pipeline with the same arguments; see what it does, or why it stopped"
+            )
+            store.compare_set(FAILURE_KEY, "", reason)
         if late or store.check([FAILURE_KEY]):
             reason = store.get(FAILURE_KEY).decode()
             if hosts_store(rank):
-                time.sleep(_LINGER_S)  # the others read the reason
+                time.sleep(1.0)  # the others read the reason
             raise WorkerError(reason)
-        time.sleep(_POLL_S)
+        time.sleep(0.1)
 
 
 def store_address(rank: int, size: int) -> tuple[str, int]:
@@ -112,11 +103,12 @@ def store_address(rank: int, size: int) -> tuple[str, int]:
     return address, int(port)
 
 
-def _job_store(address: str, port: int, rank: int, size: int, timeout_s: float) -> Any:
+def _job_store(rank: int, size: int, timeout_s: float) -> Any:
     """The job's store, as ``env://`` creates it, but without its unlimited wait for all ranks."""
     # Builds of PyTorch without torch.distributed have none.
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+    address, port = store_address(rank, size)
     try:
         # Several tenants: the user's own process group may use this store, too.
         store = TCPStore(

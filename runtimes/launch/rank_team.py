@@ -3,7 +3,6 @@
 The groups of a mesh are those of torch's ``DeviceMesh`` over the ranks, with dimensions ``pp`` and ``dp``.
 """
 
-import atexit
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +25,6 @@ from ...core.errors import RequestError, WorkerError, message_of
 from ..watch.activity import HERE, Watched, WatchedBackend
 from ..watch.failure import decoded, encoded, shortened, stopped
 from ..watch.positions import timeout_of
-from ..watch.process import failure_at_exit
 from .meeting import Meeting
 from .rank_tensors import WHOLE, RankTensors
 from .team import Exchange, Team
@@ -80,7 +78,7 @@ class RankTeam(Team):
                 self._connect(kind, mesh)
         self._closed, self._pid = False, os.getpid()
         _open.append(self)
-        atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
+        self._watch.close = self.close  # at exit, a pipeline that the script left open
 
     def _connect(self, kind: BackendKind, mesh: Mesh | None) -> None:
         """Create the process groups and transports; all ranks call this together."""
@@ -253,16 +251,10 @@ class RankTeam(Team):
     def same_parts_of(self, device: int) -> Backend | None:
         return self._same_parts
 
-    def _close_at_exit(self) -> None:
-        """Close a pipeline that the script left open; after a failure, the watch reports it and ends the process."""
-        if failure_at_exit() is None:
-            self.close()
-
     def close(self, failure: BaseException | None = None) -> None:
         if self._closed or os.getpid() != self._pid:  # a fork has the connections of its parent
             return
         self._closed = True
-        atexit.unregister(self._close_at_exit)
         self._watch.stop(failure)
         self._backend.close()
         if self._replicas is not None:

@@ -238,7 +238,8 @@ class ThreadTeam(Team):
     def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
         if self.kind.threads is None:
             raise RequestError(f"backend '{self.kind.name}' connects no threads: give ranks, or another backend")
-        self._hangs.refuse_after_hang()
+        if self._hangs.hang is not None:
+            raise self._hangs.hang
         ends = self._ends = [
             WatchedBackend(end, self.activities[device], self.local)
             for device, end in enumerate(self.kind.threads(self.size))

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from attrs import define
@@ -91,19 +90,15 @@ class Activity:
         return "outside of panpipe" + (f" after {self.last}" if self.last else "")
 
     def line(self) -> str:
-        """The user's line that the working thread executes, as ``train.py:31 in load``; empty if it cannot be seen."""
+        """The innermost line of the working thread that is neither panpipe's nor a library's, as ``train.py:31 in
+        load``; empty if it cannot be seen."""
         frame = sys._current_frames().get(self.thread or threading.main_thread().ident or 0)
-        return _users_line(frame)
-
-
-def _users_line(frame: FrameType | None) -> str:
-    """The innermost line of a stack that is neither panpipe's nor a library's."""
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith("<") and is_users_own(path):  # other code is generated
-            return f"{Path(path).name}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return ""
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if not path.startswith("<") and is_users_own(path):  # other code is generated
+                return f"{Path(path).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+            frame = frame.f_back
+        return ""
 
 
 HERE = Activity()
@@ -140,13 +135,13 @@ class QuietTime:
         return self.seconds
 
 
+@define(eq=False)
 class Watched:
     """A handle whose wait is noted. Other attributes, such as ``span``, are the transport's own."""
 
-    __slots__ = ("_activity", "_handle", "_on")
-
-    def __init__(self, handle: Handle, activity: Activity, on: tuple[int, ...]) -> None:
-        self._handle, self._activity, self._on = handle, activity, on
+    _handle: Handle
+    _activity: Activity
+    _on: tuple[int, ...]
 
     def wait(self) -> None:
         """See :class:`Handle`."""

@@ -55,8 +55,7 @@ def encoded(failure: BaseException, rank: int) -> dict[str, Any]:
 def decoded(given: Mapping[str, Any]) -> PanpipeError:
     """The error of `encoded` data, to be raised."""
     failure = FAMILIES[given["family"]].with_details(given["message"], given["details"])
-    if failure.exit_status != given["exit_status"]:
-        failure.exit_status = given["exit_status"]
+    failure.exit_status = given["exit_status"]
     return failure
 
 

@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any
 
 from attrs import evolve, frozen
@@ -46,6 +47,7 @@ class Position:
         stops: whether it knows the reason for which all ranks stop.
         process: its host, and the number of its process there.
         silent_s: seconds since its last sign of life, by the reader's clock.
+        number: different in each position that a rank publishes.
     """
 
     text: str
@@ -81,7 +83,7 @@ class Position:
         return self.left is None and self.silent_s >= _ALIVE_S and self.silent_s >= self.quiet_s
 
     def document(self, number: int) -> bytes:
-        """As plain data, with a number that is different in each document of a rank."""
+        """As plain data, with a number."""
         return encode(evolve(self, number=number))
 
     @classmethod
@@ -91,7 +93,7 @@ class Position:
             found = decode(document)
         except ValueError:
             return UNKNOWN
-        return evolve(found, number=0) if isinstance(found, cls) else UNKNOWN
+        return found if isinstance(found, cls) else UNKNOWN
 
 
 UNKNOWN = Position("at an unknown place")
@@ -102,16 +104,12 @@ def hangs(rank: int, positions: Mapping[int, Position], timeout_s: float) -> boo
     own = positions[rank]
     if not own.on:
         return False
-    if any(_left(positions, other) for other in own.on) and own.quiet_s >= min(timeout_s, LEFT_S):
+    found = {other: positions.get(other, UNKNOWN) for other in awaited(rank, positions)}
+    left = {other for other, position in found.items() if position.left is not None}
+    if not left.isdisjoint(own.on) and own.quiet_s >= min(timeout_s, LEFT_S):
         return True
-    if own.quiet_s < timeout_s:
-        return False
-    others = awaited(rank, positions)
-    return all(positions.get(other, UNKNOWN).no_progress_s >= timeout_s or _left(positions, other) for other in others)
-
-
-def _left(positions: Mapping[int, Position], rank: int) -> bool:
-    return positions.get(rank, UNKNOWN).left is not None
+    silent = all(position.no_progress_s >= timeout_s for other, position in found.items() if other not in left)
+    return silent and own.quiet_s >= timeout_s
 
 
 def awaited(rank: int, positions: Mapping[int, Position]) -> list[int]:
@@ -135,12 +133,12 @@ def reason_of_hang(rank: int, positions: Mapping[int, Position], timeout_s: floa
     own, chain = positions[rank], awaited(rank, positions)
     found = {other: positions.get(other, UNKNOWN) for other in chain}
     late = [other for other, position in found.items() if not position.on or position.seems_stopped]
-    late = late or [other for other in chain if _left(positions, other)] or chain
+    late = late or [other for other in chain if found[other].left is not None] or chain
     described = [f"{unit} {other} {_state(found[other], unit)}" for other in late[:_LISTED]]
     if len(late) > _LISTED:
         described.append(f"{len(late) - _LISTED} more {unit}s made no progress")
-    through = "" if set(own.on) & set(late) else f", which waits for {_named(late, unit)}"
-    waits = f"{unit} {rank} waited {own.quiet_s:.3g} s for {_named(own.on, unit)} {own.text}{through}"
+    through = "" if set(own.on) & set(late) else f", which waits for {named(late, unit, _LISTED)}"
+    waits = f"{unit} {rank} waited {own.quiet_s:.3g} s for {named(own.on, unit, _LISTED)} {own.text}{through}"
     fix = f"see what it does there, or raise timeout_s, which is {timeout_s:g} s"
     if any(found[other].left is not None or (found[other].on and not found[other].seems_stopped) for other in late):
         fix = f"every {unit} of a pipeline must take the same batches and call the same methods in the same order"
@@ -155,26 +153,20 @@ def _state(position: Position, unit: str) -> str:
     if position.seems_stopped:
         return f"gave no sign of life for {position.silent_s:.3g} s and was last seen {position.text}{line}"
     if position.on:
-        return f"has waited {position.quiet_s:.3g} s for {_named(position.on, unit)} {position.text}"
+        return f"has waited {position.quiet_s:.3g} s for {named(position.on, unit, _LISTED)} {position.text}"
     return f"has been {position.text} for {position.quiet_s:.3g} s{line}"
 
 
-def _named(ranks: Sequence[int], unit: str) -> str:
-    return f"{unit}{'s' if len(ranks) > 1 else ''} {first_of([str(rank) for rank in ranks], _LISTED)}"
+def named(ranks: Sequence[int], unit: str = "rank", listed: int = 1_000) -> str:
+    """Ranks in words: ``rank 1``, ``ranks 1, 2``."""
+    return f"{unit}{'s' if len(ranks) > 1 else ''} {first_of([str(rank) for rank in ranks], listed)}"
 
 
 def table(positions: Mapping[int, Position], ranks: Iterable[int], unit: str = "rank") -> str:
     """Where every rank is, a line for each."""
     found = {rank: positions.get(rank, UNKNOWN) for rank in ranks}
-    return "\n".join(f"  {unit} {rank}{_stages(each)} {_state(each, unit)}" for rank, each in found.items())
-
-
-def _stages(position: Position) -> str:
-    stages = position.stages
-    return f" (stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))})" if stages else ""
-
-
-_POLL_S = 0.5
+    stages = {rank: f" ({named(each.stages, 'stage')})" if each.stages else "" for rank, each in found.items()}
+    return "\n".join(f"  {unit} {rank}{stages[rank]} {_state(each, unit)}" for rank, each in found.items())
 
 
 class ThreadHangs:
@@ -182,18 +174,16 @@ class ThreadHangs:
 
     Args:
         activities: device → what it does.
+
+    Attributes:
+        hang: the error of a hang, whose thread still runs; None for none.
     """
 
     def __init__(self, activities: Mapping[int, Activity], timeout_s: float) -> None:
         self._activities, self._timeout_s = activities, timeout_s
-        self._poll_s = min(_POLL_S, timeout_s / 8)
+        self._poll_s = min(0.5, timeout_s / 8)
         self._quiet = {device: QuietTime(4 * self._poll_s) for device in activities}
-        self._hang: WorkerError | None = None
-
-    def refuse_after_hang(self) -> None:
-        """Raise the error of an earlier hang: its thread still runs."""
-        if self._hang is not None:
-            raise self._hang
+        self.hang: WorkerError | None = None
 
     def where(self) -> str:
         """Where every device is, a line for each. Times are those since the devices were last looked at."""
@@ -216,9 +206,9 @@ class ThreadHangs:
             found = {device: self._position(device, quiet[device], running[device].done()) for device in running}
             late = next((device for device in found if hangs(device, found, self._timeout_s)), None)
             if undone and late is not None:
-                self._hang = WorkerError(reason_of_hang(late, found, self._timeout_s, "device"))
+                self.hang = WorkerError(reason_of_hang(late, found, self._timeout_s, "device"))
                 atexit.register(end_process)
-                return self._hang
+                return self.hang
         return None
 
     def _position(self, device: int, quiet: QuietTime, done: bool) -> Position:
@@ -241,14 +231,14 @@ def timeout_of(given: float | None) -> float:
         RequestError: it is not a finite number above 0.
     """
     text = os.environ.get(VARIABLE)
-    asked = text if given is None else given
-    if asked is None:
+    if given is None and text is None:
         return TIMEOUT_S
-    number = given is None or (isinstance(given, int | float) and not isinstance(given, bool))
-    try:
-        seconds = float(asked) if number else math.nan
-    except (OverflowError, ValueError):
-        seconds = math.nan
+    seconds = math.nan
+    with suppress(OverflowError, ValueError):
+        if given is None:
+            seconds = float(text or math.nan)
+        elif isinstance(given, int | float) and not isinstance(given, bool):
+            seconds = float(given)
     if not 0 < seconds < math.inf:
         what = f"{VARIABLE} is '{text}'" if given is None else f"timeout_s is {given!r}"
         raise RequestError(

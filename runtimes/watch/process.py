@@ -1,4 +1,6 @@
-"""What a rank prints about itself: the exception that ends it, in one line, and on a signal where it is.
+"""The process of a rank: what it prints about itself, how it ends, and whether another one of its host has ended.
+
+It prints the exception that ends it, in one line, and on a signal where it is.
 
 ``kill -USR1`` of a rank prints where every rank is, also while its main thread waits inside a call of C++.
 
@@ -6,8 +8,14 @@ Python runs a handler in the main thread, between two of its instructions: too l
 interpreter writes the signal's number to the wakeup file descriptor at once; the watch's thread reads it, and prints.
 
 A handler of the user's own, such as one that writes a checkpoint before a job ends, is left as it is.
+
+A call of a store whose host has ended raises a ``RuntimeError``, which panpipe turns into a line. torch also logs each
+such call as a warning with a C++ backtrace, on standard error. So warnings are off while ranks are watched; errors are
+still logged. torch reads its log level at each message, and has no function to set it: it is a variable of its
+library ``c10``.
 """
 
+import ctypes
 import io
 import logging
 import os
@@ -15,9 +23,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
+
+import torch
 
 from ...core.capture.values.code_origin import is_user_code
 from ...core.errors import PanpipeError, WorkerError
@@ -27,26 +40,19 @@ _AGAIN_S = 1.0
 """Seconds in which a second signal prints nothing: the handler and the watch's thread see the same one."""
 
 
-class Located(Protocol):
-    """The devices of a pipeline."""
-
-    def where(self) -> str:
-        """Where they are, a line for each; called in any thread."""
-
-
 class WhereOnSignal:
     """Prints, on ``SIGUSR1``, where the devices of every pipeline are. There is one in a process."""
 
     def __init__(self) -> None:
-        self._pipelines = WeakSet[Located]()
+        self._pipelines = WeakSet[Any]()
         self._received: int | None = None
         self._printed = 0.0
 
-    def add(self, pipeline: Located) -> None:
-        """Print this pipeline's text, too, as long as it is alive."""
+    def add(self, pipeline: Any) -> None:
+        """Print what ``where`` of this pipeline returns, too, as long as it is alive; called in any thread."""
         self._pipelines.add(pipeline)
 
-    def remove(self, pipeline: Located) -> None:
+    def remove(self, pipeline: Any) -> None:
         """Stop printing its text."""
         self._pipelines.discard(pipeline)
 
@@ -110,9 +116,9 @@ def print_once(line: str) -> None:
         _printed.append(line)
 
 
-def stops_too(reason: str, rank: int) -> str:
-    """The line of a rank that ends because of another one."""
-    return f"panpipe: {reason}; rank {rank} stops too"
+def print_stop(reason: str, rank: int) -> None:
+    """Print why a rank ends because of another one."""
+    print_once(f"panpipe: {reason}; rank {rank} stops too")
 
 
 def end_process() -> None:
@@ -136,7 +142,7 @@ def print_uncaught_in_a_line(rank: int) -> None:
 
     def hook(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
         if isinstance(failure, WorkerError):
-            print_once(stops_too(str(failure), rank))
+            print_stop(str(failure), rank)
         elif isinstance(failure, PanpipeError) and not os.environ.get("PANPIPE_TRACEBACK"):
             print_once(f"panpipe: rank {rank}: {users_call(trace)}{failure}")
         else:
@@ -153,3 +159,59 @@ def users_call(trace: TracebackType | None) -> str:
         found = f"{file}:{trace.tb_lineno}: "
         trace = trace.tb_next
     return found
+
+
+def process_here() -> tuple[str, int]:
+    """This host's boot with the namespace in which process numbers count, and the number of this process."""
+    host = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        host = f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return host, os.getpid()
+
+
+def has_ended(process: tuple[str, int], here: tuple[str, int]) -> bool:
+    """Whether a process of this host has ended, in order or not; False for one of another host.
+
+    A transport detects a killed rank at most when another rank communicates with it, and not every transport does:
+    NCCL's kernels wait on the GPU for a counterpart that never comes. A slow or stopped process has not ended. The
+    ranks of other hosts are ended by ``torchrun``'s agents, or named after the limit.
+
+    Args:
+        process, here: of `process_here`.
+    """
+    if not process[0] or process[0] != here[0]:
+        return False
+    try:
+        state = Path(f"/proc/{process[1]}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state.split()[0] in "ZX"  # its parent has not yet read its status
+
+
+_ERROR = 2
+"""torch's number of the level: INFO 0, WARNING 1, ERROR 2, FATAL 3."""
+_levels: list[int] = []
+"""The level before each context of `without_torch_warnings` that is open, the user's first."""
+
+
+@contextmanager
+def without_torch_warnings() -> Iterator[None]:
+    """A context in which torch logs no warning; several may overlap."""
+    level = _log_level()
+    _levels.append(level.value)
+    level.value = max(level.value, _ERROR)
+    try:
+        yield
+    finally:
+        before = _levels.pop()
+        if not _levels:
+            level.value = before
+
+
+def _log_level() -> ctypes.c_int:
+    """The variable of torch's log level; one without effect if the user has set the level, or torch has no such one."""
+    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
+        with suppress(OSError, ValueError):
+            return ctypes.c_int.in_dll(ctypes.CDLL(torch._C.__file__), "FLAGS_caffe2_log_level")
+    return ctypes.c_int()

@@ -5,9 +5,9 @@ import time
 
 import pytest
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.watch import lost_ranks
-from panpipe.runtimes.watch.lost_ranks import linger, reason_of
+from panpipe.runtimes.watch import watch
 from panpipe.runtimes.watch.positions import Position
+from panpipe.runtimes.watch.watch import linger, reason_of
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:28137"
 
@@ -28,8 +28,8 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(lost_ranks, "_SILENCE_S", 0.05)
-    monkeypatch.setattr(lost_ranks, "_POLL_S", 0.01)
+    monkeypatch.setattr(watch, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(watch, "_SHORT_POLL_S", 0.01)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
 
 
@@ -51,9 +51,9 @@ def test_reason_names_silent_ranks_or_what_this_rank_raised(failure, alive, said
 
 
 def test_host_of_the_store_lingers_until_others_know_the_reason_or_are_silent(monkeypatch):
-    monkeypatch.setattr(lost_ranks, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(watch, "_SILENCE_S", 0.5)
     start = time.monotonic()
-    linger(Store(alive=(1,), stop=(1,)), [1])
+    linger(Store(alive=(1,), stop=(1,)), 0, [1])
     at_once = time.monotonic() - start
-    linger(Store(alive=(1,), stop=(1,)), [1, 2])
+    linger(Store(alive=(1,), stop=(1,)), 0, [1, 2])
     assert at_once < 0.5 <= time.monotonic() - start - at_once < 4
