@@ -26,13 +26,9 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
         queues = result.queues if each is plan else None
         return alone_s(each, result.costs, result.cluster, update, queues) if known is None else known
 
+    delays = {f"{use.src} → {use.dst}": use.delay_s for use in result.links}
     with collector_paused():
-        return idle_time(plan, result.costs, result.step_s, alone, unlimited_s=unlimited_s, waits=_waits(result))
-
-
-def _waits(result: "SimulationResult") -> dict[str, float]:
-    """The delay of transfers on each full link."""
-    return {f"{use.src} → {use.dst}": use.delay_s for use in result.links}
+        return idle_time(plan, result.costs, result.step_s, alone, unlimited_s=unlimited_s, waits=delays)
 
 
 def print_idle(idle: IdleTime) -> None:

@@ -94,16 +94,11 @@ def _application(chosen: str | None) -> typer.Typer:
     app.callback()(_about)
     for name, line in COMMANDS.items():
         if name == chosen:
-            function = _load(name)
+            function: Callable[..., Any] = getattr(import_module(f".{name}", __name__), name)
             app.command(name, help=_paragraphs(function))(function)
         else:
             app.command(name, help=line)(_unloaded)
     return app
-
-
-def _load(name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = getattr(import_module(f".{name}", __name__), name)
-    return function
 
 
 def _paragraphs(function: Callable[..., Any]) -> str:

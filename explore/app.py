@@ -13,9 +13,9 @@ import secrets
 import socket
 import sys
 import webbrowser
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 from urllib.parse import urlencode
 
 import uvicorn
@@ -54,7 +54,6 @@ from .question import (
 from .results import File, Results, schedule_file
 from .worker import Worker
 
-Q = TypeVar("Q")
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -158,7 +157,7 @@ class Explorer:
         if isinstance(question, FileQuestion):
             yield {"answer": await run_in_threadpool(self._results.answer, question.number)}
         elif _takes_a_moment(question):
-            async for line in _announced(uniform_answers.answered, question):
+            async for line in _announced(question):
                 yield line
         else:
             async for line in self._worker.run("answer", data["question"]):
@@ -195,13 +194,13 @@ async def _request_data(request: Request) -> dict[str, Any]:
     return parse_request(body)
 
 
-async def _announced(answered: Callable[[Q], dict[str, Any]], question: Q) -> AsyncGenerator[dict[str, Any], None]:
+async def _announced(question: UniformQuestion) -> AsyncGenerator[dict[str, Any], None]:
     """Answer a question in a thread, with a line of progress before it if functions have to be compiled for it."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()
 
     def work() -> dict[str, Any]:
         with compile_notice(lambda line: loop.call_soon_threadsafe(lines.put_nowait, line)):
-            return answered(question)
+            return uniform_answers.answer(question, *uniform_answers.scored_of(question))
 
     working = asyncio.ensure_future(run_in_threadpool(work))
     working.add_done_callback(lambda _: lines.put_nowait(None))

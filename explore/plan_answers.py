@@ -113,7 +113,6 @@ def answer(question: PlanQuestion, shown: PlanAnswer) -> dict[str, Any]:
     return {
         "report": with_names(report_data(shown.plan, shown.run.trace, None, _facts(question, shown)), shown.plan),
         "figures": shown.plain(),
-        "misfit": "",
         "plan": plan_json(shown.plan),
         "command": question.command,
     }

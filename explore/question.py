@@ -106,12 +106,10 @@ class FileQuestion:
 
     kind: ClassVar[str] = "file"
 
-    number: int = 0
+    command: ClassVar[str] = ""
+    """No command gives the same answer, because the results are files."""
 
-    @property
-    def command(self) -> str:
-        """Empty: no command gives the same answer, because the results are files."""
-        return ""
+    number: int = 0
 
 
 Question = UniformQuestion | PlanQuestion | FileQuestion

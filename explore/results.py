@@ -119,12 +119,7 @@ class Results:
         """
         plan, predicted, measured, facts = self._traces(number)
         data = report_data(plan, predicted, measured, facts)
-        return {
-            "report": data if plan is None else with_names(data, plan),
-            "figures": None,
-            "misfit": "",
-            "command": "",
-        }
+        return {"report": data if plan is None else with_names(data, plan)}
 
     def file(self, number: int, what: str) -> File:
         """A file about one result. Errors as in ``answer``."""

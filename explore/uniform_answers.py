@@ -51,11 +51,6 @@ def _built(key: str) -> tuple[Scored, str]:
         return evolve(scored, problem=evolve(scored.problem, memory_limit=limit)), str(error)
 
 
-def answered(question: UniformQuestion) -> dict[str, Any]:
-    """The answer to a question; raises as ``scored_of`` does."""
-    return answer(question, *scored_of(question))
-
-
 def answer(question: UniformQuestion, scored: Scored, misfit: str = "") -> dict[str, Any]:
     """The data of the page: the report, the figures of ``panpipe schedule --json``, and the command line."""
     return {

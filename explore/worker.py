@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ..core.documents import as_plain
 from ..core.errors import PanpipeError, in_a_line
 from ..core.numba_cache import compile_notice
 from .question import Report, parse_question, progress
@@ -87,7 +88,7 @@ def _run(report: Report, job: str, question: dict[str, Any], what: str) -> None:
     with compile_notice(lambda line: report(**progress(line))):
         if job == "file":
             file = module.file_of(asked, what, report)
-            report(file={"name": file.name, "media_type": file.media_type, "text": file.text})
+            report(file=as_plain(file))
         else:
             {"answer": module.report_answer, "points": module.report_points}[job](asked, report)
 
@@ -139,7 +140,7 @@ class Worker:
             return
         context = get_context("spawn")
         self._connection, other = context.Pipe()
-        self._cancelled = context.Value("q", 0)
+        self._cancelled = context.RawValue("q", 0)  # without a lock: one process writes, one reads
         self._process = context.Process(target=_work, args=(other, self._cancelled), daemon=True)
         self._process.start()
         other.close()

@@ -71,6 +71,7 @@ class PlanAnswer:
 
     def plain(self) -> dict[str, Any]:
         """The data that ``--json`` prints: everything needed to evaluate the plan again, and the explanation."""
+        fewer = self.fewer
         return {
             **plain_plan(self.plan),
             "simulated_step_s": self.run.step_s,
@@ -80,8 +81,10 @@ class PlanAnswer:
             "throughput": as_plain(self.rates),
             "idle": idle_data(self.idle),
             "runners_up": [plain_plan(other) for other in self.others],
-            "fewer_devices": None if self.fewer is None else _plain_fewer(self.fewer),
-        }
+            "fewer_devices": None if fewer is None else {
+                "devices": fewer.devices, "step_s": fewer.predicted.step_s, "schedule": fewer.schedule,
+            },
+        }  # fmt: skip
 
     def show(self) -> None:
         """Print the answer as text."""
@@ -256,10 +259,6 @@ def reduction_share(plan: Plan) -> float:
     costs = plan.predicted.costs
     reduced_s = sum(sum(cost.reductions.seconds) for cost in costs if cost.reductions)
     return reduced_s / max(sum(map(compute_s, costs)), 1e-300)
-
-
-def _plain_fewer(plan: Plan) -> dict[str, Any]:
-    return {"devices": plan.devices, "step_s": plan.predicted.step_s, "schedule": plan.schedule}
 
 
 def efficiency(plan: Plan) -> float:

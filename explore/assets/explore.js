@@ -125,7 +125,7 @@ function received(side, question, line) {
     answers.set(plainText(complete(question)), line.answer);
     if (answers.size > REMEMBERED) answers.delete(answers.keys().next().value);
     showCount(side.draw(line.answer, state.find));
-    if (side === current()) showCommand(line.answer.command);
+    if (side === current()) showCommand(line.answer.command ?? "");
     if (state.span) [state.span] = [null, view.look(...state.span)];
     drawPoints();
     arrange();
