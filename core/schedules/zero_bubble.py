@@ -23,9 +23,10 @@ from attrs import evolve
 
 from ..actions import Action, Kind
 from ..errors import InfeasibleError, RequestError
+from ..timing.coding import encode
 from .construction.order import grouped, merge
 from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem, looped_placement
-from .scored import ROUNDING, costs_of, score
+from .scored import ROUNDING, costs_of
 
 PATIENCE = tuple(itertools.product((1.0, 0.5, 0.2, 0.0), (0.0,), (1.0, 0.98, 0.0)))
 """How long a device waits for an I before it runs F, and for an F or I before it runs W: see `decode`. The paper has
@@ -110,9 +111,9 @@ def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder
     devices, count = problem.devices, problem.microbatches
     limits = np.array(_limits(problem, usual)) * (1 + ROUNDING)
     task = evolve(instance(problem, looped_placement(devices, 1)), limits=limits)
-    known = score(problem, evolve(by_hand(problem), name=name))
-    fits = all(peak <= limit for peak, limit in zip(known.result.peak_memory, limits, strict=True))
-    hand = known.result.stage_span, known.result.makespan
+    known = evolve(by_hand(problem), name=name)
+    coded = Listed((inf, inf), *encode(known.device_actions, count))
+    fits, hand = task.fits(coded), task.spans(coded)
     most = [time * (1 + ROUNDING) if fits else inf for time in hand]
     found: list[tuple[tuple[bool, tuple[float, float]], Listed | None]] = [((False, hand), None)] if fits else []
     turn = np.arange(count, dtype=float)
@@ -123,7 +124,7 @@ def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder
         span, makespan = task.spans(listed)
         found.append(((span > most[0] or makespan > most[1], (span, makespan)), listed))
     best = min(found, key=lambda each: each[0])[1]
-    return known.schedule if best is None else task.schedule(name, best.orders, best.lengths)
+    return known if best is None else task.schedule(name, best.orders, best.lengths)
 
 
 def _limits(problem: ScheduleProblem, usual: int) -> list[float]:

@@ -20,7 +20,7 @@ from ...actions import Kind
 from ...numba_cache import njit
 from ...plan.memory import saved_bytes
 from ...timing.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers, decode_orders
-from ...timing.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays, run
+from ...timing.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays, peak, run
 from ..problem import Schedule, ScheduleProblem
 from ..scored import ROUNDING, costs_of
 
@@ -345,6 +345,13 @@ class Instance:
     def scratch(self) -> Scratch:
         """Arrays that runs of its orders write to."""
         return make_scratch(len(self.placement), self.problem.microbatches, self.problem.devices)
+
+    def fits(self, listed: "Listed") -> bool:
+        """Whether every device holds at most its limit."""
+        _, placement, costs, limits = self.for_orders()
+        orders, lengths, stage_of = listed.orders, listed.lengths, self.scratch().stage_of
+        peaks = (peak(orders[d], lengths[d], d, placement, costs, stage_of) for d in range(len(limits)))
+        return all(each <= limit for each, limit in zip(peaks, limits, strict=True))
 
     def spans(self, listed: "Listed") -> tuple[float, float]:
         """The longest time from the first start to the last end of a device, and the makespan; one stage a device."""
