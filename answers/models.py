@@ -121,8 +121,9 @@ def _in_one_line(what: str) -> Iterator[None]:
 def _checked(name: str, made: Any) -> Made:
     right = isinstance(made, tuple) and len(made) in (3, 4) and isinstance(made[0], nn.Module) and callable(made[1])
     if not right:
+        items = f" of {', '.join(type(each).__name__ for each in made)}" if isinstance(made, tuple) else ""
         raise RequestError(
-            f"'{name}' returned an object of type {type(made).__name__}: return (model, step, example_batch), "
+            f"'{name}' returned an object of type {type(made).__name__}{items}: return (model, step, example_batch), "
             f"optionally with a dict of options as fourth item: {', '.join(OPTIONS)}"
         )
     options = made[3] if len(made) == 4 else {}

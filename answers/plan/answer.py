@@ -275,8 +275,8 @@ def compute_s(cost: StageCosts) -> float:
 
 def _rates_text(rates: Throughput) -> str:
     words = []
-    if rates.samples_per_s is not None:
-        words.append(f"{rates.samples_per_s:,.4g} samples/s")
+    if (samples := rates.samples_per_s) is not None:
+        words.append(f"{samples:,.0f} samples/s" if samples >= 1000 else f"{samples:.4g} samples/s")
     if rates.tokens_per_s is not None:
         words.append(f"{rates.tokens_per_s:,.0f} tokens/s")
     if rates.model_flops_utilisation is not None:

@@ -18,11 +18,11 @@ from ..support.plans import hosted, leaves, orders, plan_of, scheduled
 
 @pytest.fixture
 def files(tmp_path):
-    """A prediction and a measurement in which B took twice as long."""
+    """A prediction and a measurement in which B took twice as long, and F differs by a rounding error."""
 
     def trace(source: str, backward_s: float) -> Trace:
         events = (
-            TraceEvent(0, "compute", parse_action("0F0"), 0.0, 0.001),
+            TraceEvent(0, "compute", parse_action("0F0"), 0.0, 0.001 + 1e-15 * backward_s),
             TraceEvent(0, "compute", parse_action("0B0"), 0.001, 0.001 + backward_s),
         )
         return Trace(source, "plan", 1, events, (MemorySample(0, 0.0, "saved", 2e6),), 0.001 + backward_s)
@@ -41,6 +41,7 @@ def test_compare_prints_step_kinds_and_order(files, capsys, monkeypatch):
     backward = next(line for line in out.splitlines() if "0B0" in line)
     assert all(word in backward for word in ("1 ms", "2 ms", "-50.0%"))
     assert "2.00 MB" in out
+    assert "e-1" not in out
     assert "Order: the same on every queue" in out
 
 
