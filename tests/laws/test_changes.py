@@ -32,13 +32,6 @@ def Program(model, step, between=lambda number: None, optimizer=programs.sgd, **
     )
 
 
-class Middle(nn.Module):
-    """Where cases put what they try."""
-
-    def forward(self, x):
-        return x
-
-
 def chain(*middle):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), *(middle or (nn.Tanh(),)), nn.Linear(WIDTH, WIDTH)).double()
@@ -46,6 +39,10 @@ def chain(*middle):
 
 def fit(model, batch):
     return F.mse_loss(model(batch["x"]), batch["y"])
+
+
+def between_layers(cls):
+    return Program(chain(cls()), fit)
 
 
 right, refused = Registry(), Registry()
@@ -124,17 +121,16 @@ def numbers_in_every_place():
 
 
 @right
-def attribute_of_a_module_in_the_forward():
+def attribute_of_a_class_and_of_a_module_that_hides_it():
     class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.beta = 1.0
+        beta = 1.0
 
         def forward(self, x):
             return x * self.beta
 
     model = chain(Scaled())
-    return Program(model, fit, lambda n: setattr(model[1], "beta", 1.0 + n // 2))
+    changes = (lambda: setattr(Scaled, "beta", 2.0), lambda: setattr(model[1], "beta", 3.0), lambda: None)
+    return Program(model, fit, lambda n: changes[n - 1]() if n else None)
 
 
 @right
@@ -177,13 +173,6 @@ def network_around_the_step_that_is_replaced():
 
 
 @right
-def attribute_of_the_model_in_the_step():
-    model = chain()
-    model.beta = 1.0
-    return Program(model, lambda m, b: fit(m, b) * m.beta, lambda n: setattr(model, "beta", 1.0 - 0.5 * (n % 2)))
-
-
-@right
 def attribute_that_is_added_later():
     model = chain()
     return Program(
@@ -191,29 +180,6 @@ def attribute_that_is_added_later():
         lambda m, b: fit(m, b) * getattr(m, "beta", 1.0),
         lambda n: setattr(model, "beta", 2.0) if n == 2 else None,
     )
-
-
-@right
-def class_attribute_that_an_instance_hides_later():
-    class Scaled(nn.Module):
-        beta = 1.0
-
-        def forward(self, x):
-            return x * self.beta
-
-    model = chain(Scaled())
-    return Program(model, fit, lambda n: setattr(model[1], "beta", 2.0) if n == 2 else None)
-
-
-@right
-def class_attribute():
-    class Scaled(nn.Module):
-        beta = 1.0
-
-        def forward(self, x):
-            return x * self.beta
-
-    return Program(chain(Scaled()), fit, lambda n: setattr(Scaled, "beta", 1.0 + n // 3))
 
 
 @right
@@ -231,26 +197,6 @@ def branch_on_a_list_of_a_tensor_that_is_an_attribute():
 
 
 @right
-def callable_object():
-    class Step:
-        beta = 1.0
-
-        def __call__(self, m, b):
-            return fit(m, b) * self.beta
-
-    step = Step()
-    return Program(chain(), step, lambda n: setattr(step, "beta", 1.0 + n // 2))
-
-
-@right
-def flag_that_takes_another_branch():
-    model = chain()
-    model.warm = True
-    step = lambda m, b: fit(m, b) if m.warm else F.l1_loss(m(b["x"]), b["y"])  # noqa: E731
-    return Program(model, step, lambda n: setattr(model, "warm", n < 2))
-
-
-@right
 def counter_with_a_threshold():
     model = chain()
     model.count = 0
@@ -265,29 +211,11 @@ def probability_of_dropout():
 
 
 @right
-def option_of_a_norm():
-    model = chain(nn.LayerNorm(WIDTH))
-    return Program(model, fit, lambda n: setattr(model[1], "eps", 1e-5 if n < 2 else 0.5))
-
-
-@right
 def number_in_evaluation():
     model = chain()
     model.beta = 1.0
     step = lambda m, b: fit(m, b) * m.beta  # noqa: E731
     return Program(model, step, lambda n: setattr(model, "beta", 1.0 + n // 2), evaluated=True)
-
-
-@right
-def last_rate_of_a_scheduler():
-    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 2)
-    step = lambda m, b: fit(m, b) * scheduler.get_last_lr()[0]  # noqa: E731
-
-    def between(n):
-        scheduler.optimizer.step()
-        scheduler.step()
-
-    return Program(chain(), step, between)
 
 
 @right
@@ -336,12 +264,6 @@ def hook_that_is_added_and_removed():
 def set_trained(module, trained):
     for parameter in module.parameters():
         parameter.requires_grad_(trained)
-
-
-@right
-def layer_that_is_frozen():
-    model = chain()
-    return Program(model, fit, lambda n: set_trained(model[0], n < 2))
 
 
 @right
@@ -671,6 +593,7 @@ def plain_tensor_that_is_assigned_between_steps():
 # A buffer's own value
 
 
+@right.of(between_layers)
 class FirstThenAverage(nn.Module):
     def __init__(self):
         super().__init__()
@@ -685,54 +608,14 @@ class FirstThenAverage(nn.Module):
         return x * self.m
 
 
-@right
-def buffer_set_by_the_first_batch_then_averaged():
-    return Program(chain(FirstThenAverage()), fit)
-
-
-@right
-def buffer_set_by_the_first_batch_in_place():
-    class InPlace(FirstThenAverage):
-        def forward(self, x):
-            if self.m.abs().sum() == 0:
-                self.m.copy_(x.detach().mean(0))
-            else:
-                self.m.lerp_(x.detach().mean(0), 0.1)
-            return x * self.m
-
-    return Program(chain(InPlace()), fit)
-
-
-@right
-def buffer_that_counts_before_another_is_written():
-    class Late(FirstThenAverage):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("count", torch.zeros(()))
-
-        def forward(self, x):
-            self.count += 1
-            if self.count.item() > 5:
-                self.m = self.m + x.detach().mean(0)
-            return x * self.m + x
-
-    return Program(chain(Late()), fit)
-
-
-@right
-def initialised_flag_in_a_buffer():
-    class Flagged(FirstThenAverage):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("ready", torch.tensor(False))
-
-        def forward(self, x):
-            if not self.ready:
-                self.m.copy_(x.detach().std(0))
-                self.ready.fill_(True)
-            return x * self.m
-
-    return Program(chain(Flagged()), fit)
+@right.of(between_layers)
+class BufferSetByTheFirstBatchInPlace(FirstThenAverage):
+    def forward(self, x):
+        if self.m.abs().sum() == 0:
+            self.m.copy_(x.detach().mean(0))
+        else:
+            self.m.lerp_(x.detach().mean(0), 0.1)
+        return x * self.m
 
 
 @right
@@ -752,75 +635,49 @@ def buffer_branch_in_the_step():
 # Tensors that are attributes
 
 
-@right
-def plain_tensor_that_the_forward_writes():
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.t = torch.zeros(WIDTH, dtype=torch.float64)
+@right.of(between_layers)
+class PlainTensorThatTheForwardAssigns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.t = torch.zeros(WIDTH, dtype=torch.float64)
 
-        def forward(self, x):
-            self.t.add_(x.detach().mean(0))
-            return x * self.t
-
-    return Program(chain(Plain()), fit)
+    def forward(self, x):
+        self.t = 0.5 * self.t + x.detach().mean(0)
+        return x * self.t
 
 
-@right
-def plain_tensor_that_the_forward_assigns():
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.t = torch.zeros(WIDTH, dtype=torch.float64)
+@refused.of(between_layers)
+class TensorInAListThatTheForwardWrites(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.held = [torch.zeros(WIDTH, dtype=torch.float64)]
 
-        def forward(self, x):
-            self.t = 0.5 * self.t + x.detach().mean(0)
-            return x * self.t
-
-    return Program(chain(Plain()), fit)
+    def forward(self, x):
+        self.held[0].add_(x.detach().mean(0))
+        return x * self.held[0]
 
 
-@refused
-def tensor_in_a_list_that_the_forward_writes():
-    class Listed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.held = [torch.zeros(WIDTH, dtype=torch.float64)]
+@refused.of(between_layers)
+class TensorInADictThatTheForwardAssigns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.held = {"t": torch.zeros(WIDTH, dtype=torch.float64)}
 
-        def forward(self, x):
-            self.held[0].add_(x.detach().mean(0))
-            return x * self.held[0]
-
-    return Program(chain(Listed()), fit)
+    def forward(self, x):
+        self.held["t"] = self.held["t"] + x.detach().mean(0)
+        return x * self.held["t"]
 
 
-@refused
-def tensor_in_a_dict_that_the_forward_assigns():
-    class Listed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.held = {"t": torch.zeros(WIDTH, dtype=torch.float64)}
+@refused.of(between_layers)
+class CacheThatIsNoneAtFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cache = None
 
-        def forward(self, x):
-            self.held["t"] = self.held["t"] + x.detach().mean(0)
-            return x * self.held["t"]
-
-    return Program(chain(Listed()), fit)
-
-
-@refused
-def cache_that_is_none_at_first():
-    class Cached(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cache = None
-
-        def forward(self, x):
-            y = x if self.cache is None else x + self.cache
-            self.cache = x.detach().mean(0)
-            return y
-
-    return Program(chain(Cached()), fit)
+    def forward(self, x):
+        y = x if self.cache is None else x + self.cache
+        self.cache = x.detach().mean(0)
+        return y
 
 
 @right
@@ -849,18 +706,15 @@ def closure_tensor_that_the_step_writes():
 # What the step changes in Python
 
 
-@refused
-def counter_that_the_forward_reads():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.calls = 0
+@refused.of(between_layers)
+class CounterThatTheForwardReads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
 
-        def forward(self, x):
-            self.calls += 1
-            return x * self.calls
-
-    return Program(chain(Counting()), fit)
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
 
 
 @refused
@@ -898,17 +752,7 @@ def losses_that_the_step_keeps():
     return Program(chain(), step)
 
 
-SLOW = {
-    "class_attribute_that_an_instance_hides_later", "callable_object", "option_of_a_norm", "last_rate_of_a_scheduler",
-    "layer_that_is_frozen", "initialised_flag_in_a_buffer", "class_attribute",
-    "buffer_that_counts_before_another_is_written", "plain_tensor_that_the_forward_writes",
-}  # fmt: skip
-"""Variations of others, left out of the fast suite."""
-
-
-@pytest.mark.parametrize(
-    "make", [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, make in right.items()]
-)
+@pytest.mark.parametrize("make", right.values(), ids=list(right))
 @pytest.mark.filterwarnings("default:.*frozen. as in PyTorch they get no gradient")
 def test_changes_between_steps_equal_eager(make):
     assert difference(make) < NEAR

@@ -64,6 +64,10 @@ def fit(m, b):
     return F.mse_loss(m(b["x"]), b["y"])
 
 
+def on_vectors(cls):
+    return Program(chain(cls()), fit, vectors)
+
+
 # Losses
 
 
@@ -137,32 +141,6 @@ def teacher_that_is_averaged_in_the_step():
         return m(b["x"])
 
     return Program(seeded(Averaged), step, vectors)
-
-
-@right
-def teacher_that_is_averaged_between_steps():
-    model = seeded(Averaged)
-    return Program(model, lambda m, b: m(b["x"]), vectors, lambda n: model.follow())
-
-
-@right
-def teacher_of_buffers_that_is_averaged_between_steps():
-    class Held(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.student = nn.Linear(W, W)
-            self.register_buffer("teacher", self.student.weight.detach().clone())
-
-        def forward(self, x):
-            return F.mse_loss(self.student(x), F.linear(x, self.teacher))
-
-    model = seeded(Held)
-
-    def between(n):
-        with torch.no_grad():
-            model.teacher.lerp_(model.student.weight, 0.1)
-
-    return Program(model, lambda m, b: m(b["x"]), vectors, between)
 
 
 class Queue(nn.Module):
@@ -251,26 +229,6 @@ def teacher_forcing_by_a_ratio_of_tensors():
 
 
 @right
-def packed_sequences():
-    class Packed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.rnn, self.head = nn.Linear(W, W), nn.LSTM(W, W, batch_first=True), nn.Linear(W, W)
-
-        def forward(self, x, lengths):
-            packed = rnn.pack_padded_sequence(
-                torch.tanh(self.first(x)), lengths, batch_first=True, enforce_sorted=False
-            )
-            _, (h, _) = self.rnn(packed)
-            return self.head(h[-1])
-
-    def batch(rows, g):
-        return {**sequences(rows, g), "lengths": torch.randint(1, T + 1, (rows,), generator=g)}
-
-    return Program(seeded(Packed), lambda m, b: F.mse_loss(m(b["x"], b["lengths"]), b["y"][:, 0]), batch, dims=0)
-
-
-@right
 def list_of_samples_that_the_step_pads():
     def batch(rows, g):
         return [torch.randn(2 + i % 2, W, dtype=torch.float64, generator=g) for i in range(rows)]
@@ -291,66 +249,19 @@ def spectral_norm():
 
 
 @right
-def parametrization_of_ones_own():
+def parametrizations_within_a_cached_block():
     class Symmetric(nn.Module):
         def forward(self, x):
             return x.triu() + x.triu(1).T
 
-    model = chain(nn.Linear(W, W), nn.Tanh())
-    parametrize.register_parametrization(model[1], "weight", Symmetric())
-    return Program(model, fit, vectors)
-
-
-@right
-def parametrization_within_a_cached_block():
     model = chain(parametrizations.weight_norm(nn.Linear(W, W)), nn.Tanh())
+    parametrize.register_parametrization(model[0], "weight", Symmetric())
 
     def step(m, b):
         with parametrize.cached():
             return fit(m, b) + 0.1 * m[1](b["x"]).square().mean()
 
     return Program(model, step, vectors)
-
-
-@right
-def autograd_function_of_ones_own():
-    class Swish(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, scale):
-            ctx.save_for_backward(x)
-            ctx.scale = scale
-            return x * torch.sigmoid(scale * x)
-
-        @staticmethod
-        def backward(ctx, grad):
-            (x,) = ctx.saved_tensors
-            s = torch.sigmoid(ctx.scale * x)
-            return grad * (s + ctx.scale * x * s * (1 - s)), None
-
-    class Act(nn.Module):
-        def forward(self, x):
-            return Swish.apply(x, 1.5)
-
-    return Program(chain(Act()), fit, vectors)
-
-
-@right
-def straight_through_quantisation():
-    class Round(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.round()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad.clamp(-0.1, 0.1)
-
-    def step(m, b):
-        h = m[0](b["x"])
-        h = h + (torch.sign(h) - h).detach()
-        return F.mse_loss(m[2](Round.apply(h * 3) / 3), b["y"])
-
-    return Program(chain(), step, vectors)
 
 
 @right
@@ -405,18 +316,6 @@ def hooks_that_change_activations():
 
 
 @right
-def hook_on_a_tensor_in_the_forward():
-    class Hooked(nn.Module):
-        def forward(self, x):
-            x = torch.tanh(x)
-            if x.requires_grad:
-                x.register_hook(lambda g: g * 0.5)
-            return x
-
-    return Program(chain(Hooked()), fit, vectors)
-
-
-@right
 def features_that_hooks_collect_for_the_loss():
     model, features = chain(), {}
     for name, module in model.named_children():
@@ -460,33 +359,27 @@ def gradient_penalty_on_inputs():
     return Program(chain(), step, vectors)
 
 
-@right
-def buffer_of_class_buffer():
-    class Counted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.seen = nn.Buffer(torch.zeros((), dtype=torch.float64))
-            self.scale = nn.Buffer(torch.full((W,), 2.0), persistent=False)
+@right.of(on_vectors)
+class BufferOfClassBuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.scale = nn.Buffer(torch.full((W,), 2.0), persistent=False)
 
-        def forward(self, x):
-            self.seen += len(x)
-            return torch.tanh(x) * self.scale
-
-    return Program(chain(Counted()), fit, vectors)
+    def forward(self, x):
+        self.seen += len(x)
+        return torch.tanh(x) * self.scale
 
 
-@right
-def counters_in_buffers_that_anneal():
-    class Annealed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("n", torch.zeros((), dtype=torch.long))
+@right.of(on_vectors)
+class CountersInBuffersThatAnneal(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n", torch.zeros((), dtype=torch.long))
 
-        def forward(self, x):
-            self.n += 1
-            return torch.tanh(x) * (0.9 ** self.n.double())
-
-    return Program(chain(Annealed()), fit, vectors)
+    def forward(self, x):
+        self.n += 1
+        return torch.tanh(x) * (0.9 ** self.n.double())
 
 
 @right
@@ -522,19 +415,6 @@ def complex_numbers_of_a_fourier_layer():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(W, W).double(), Fourier(), nn.Linear(W, W).double())
     return Program(model, fit, sequences)
-
-
-@right
-def complex_rotary_positions():
-    class Rotary(nn.Module):
-        def forward(self, x):
-            angles = torch.outer(torch.arange(x.shape[1]), 1.0 / torch.arange(1, W // 2 + 1)).double()
-            turned = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.polar(
-                torch.ones_like(angles), angles
-            )
-            return torch.view_as_real(turned).flatten(-2)
-
-    return Program(chain(Rotary()), fit, sequences)
 
 
 @right
@@ -584,17 +464,6 @@ def cut_mix_by_a_mask():
 
     model = seeded(lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)))
     return Program(model, step, batch, dims=0)
-
-
-@refused
-def mix_up_by_pythons_random_numbers():
-    import random
-
-    def step(m, b):
-        lam = random.betavariate(0.4, 0.4)
-        return F.mse_loss(m(lam * b["x"] + (1 - lam) * b["x"].flip(0)), b["y"])
-
-    return Program(chain(), step, vectors, dims=0)
 
 
 @right
@@ -678,43 +547,6 @@ def one_hot_targets_that_are_sparse_indices():
     return Program(chain(ends=(W, 3)), step, batch)
 
 
-# Schedules of training
-
-
-@right
-def layers_that_thaw_one_after_another():
-    model = chain(nn.Linear(W, W), nn.Tanh(), nn.Linear(W, W), nn.Tanh())
-    layers = [m for m in model if isinstance(m, nn.Linear)]
-
-    def between(n):
-        for i, layer in enumerate(reversed(layers)):
-            layer.requires_grad_(i <= n // 2)
-
-    return Program(model, fit, vectors, between)
-
-
-@right
-def state_that_is_swapped_between_steps():
-    model = chain()
-    first = copy.deepcopy(model.state_dict())
-
-    def between(n):
-        if n == 3:
-            model.load_state_dict(first)
-
-    return Program(model, fit, vectors, between)
-
-
-@right
-def dropout_rate_and_mode_that_change():
-    model = chain(nn.Dropout(0.1), nn.Tanh())
-
-    def between(n):
-        model[1].p = 0.1 * (n // 2)
-
-    return Program(model, fit, vectors, between)
-
-
 # Tables that the first call sets up
 
 
@@ -734,118 +566,94 @@ def positioned(cls):
     return Program(chain(cls()), fit, batch, sizes=(4, 4, 4, 4, 3, 4, 4), dims=0)
 
 
-@right
-def table_in_an_attribute_that_is_none_at_first():
-    class Cached(Positions):
-        pe = None
+@right.of(positioned)
+class TableInAnAttributeThatIsNoneAtFirst(Positions):
+    pe = None
 
-        def forward(self, x):
-            if self.pe is None:
-                self.pe = self.table(16)
-            return x + self.pe[: x.shape[1]]
-
-    return positioned(Cached)
+    def forward(self, x):
+        if self.pe is None:
+            self.pe = self.table(16)
+        return x + self.pe[: x.shape[1]]
 
 
-@right
-def table_that_grows():
-    class Grown(Positions):
-        def __init__(self):
-            super().__init__()
-            self.pe = None
+@right.of(positioned)
+class TableThatGrows(Positions):
+    def __init__(self):
+        super().__init__()
+        self.pe = None
 
-        def forward(self, x):
-            if self.pe is None or len(self.pe) < x.shape[1]:
-                self.pe = self.table(x.shape[1])
-            return x + self.pe[: x.shape[1]]
-
-    return positioned(Grown)
+    def forward(self, x):
+        if self.pe is None or len(self.pe) < x.shape[1]:
+            self.pe = self.table(x.shape[1])
+        return x + self.pe[: x.shape[1]]
 
 
-@right
-def table_that_grows_with_its_size():
-    class Grown(Positions):
-        def __init__(self):
-            super().__init__()
-            self.size = 0
+@right.of(positioned)
+class TableThatGrowsWithItsSize(Positions):
+    def __init__(self):
+        super().__init__()
+        self.size = 0
 
-        def forward(self, x):
-            if x.shape[1] > self.size:
-                self.size = x.shape[1]
-                self.cos, self.sin = self.table(self.size).cos(), self.table(self.size)
-            return x * self.cos[: x.shape[1]] + self.sin[: x.shape[1]]
-
-    return positioned(Grown)
+    def forward(self, x):
+        if x.shape[1] > self.size:
+            self.size = x.shape[1]
+            self.cos, self.sin = self.table(self.size).cos(), self.table(self.size)
+        return x * self.cos[: x.shape[1]] + self.sin[: x.shape[1]]
 
 
-@right
-def buffer_that_grows():
-    class Grown(Positions):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("pe", self.table(5), persistent=False)
+@right.of(positioned)
+class BufferThatGrows(Positions):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("pe", self.table(5), persistent=False)
 
-        def forward(self, x):
-            if len(self.pe) < x.shape[1]:
-                self.register_buffer("pe", self.table(x.shape[1]), persistent=False)
-            return x + self.pe[: x.shape[1]]
-
-    return positioned(Grown)
+    def forward(self, x):
+        if len(self.pe) < x.shape[1]:
+            self.register_buffer("pe", self.table(x.shape[1]), persistent=False)
+        return x + self.pe[: x.shape[1]]
 
 
-@right
-def buffer_that_is_none_at_first():
-    class Cached(Positions):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("pe", None, persistent=False)
+@right.of(positioned)
+class BufferThatIsNoneAtFirst(Positions):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("pe", None, persistent=False)
 
-        def forward(self, x):
-            if self.pe is None or len(self.pe) < x.shape[1]:
-                self.pe = self.table(x.shape[1])
-            return x + self.pe[: x.shape[1]]
-
-    return positioned(Cached)
+    def forward(self, x):
+        if self.pe is None or len(self.pe) < x.shape[1]:
+            self.pe = self.table(x.shape[1])
+        return x + self.pe[: x.shape[1]]
 
 
-@right
-def buffer_that_the_forward_registers():
-    class Cached(Positions):
-        def forward(self, x):
-            if not hasattr(self, "table_of_all"):
-                self.register_buffer("table_of_all", self.table(16), persistent=False)
-            return x + self.table_of_all[: x.shape[1]]
-
-    return positioned(Cached)
+@right.of(positioned)
+class BufferThatTheForwardRegisters(Positions):
+    def forward(self, x):
+        if not hasattr(self, "table_of_all"):
+            self.register_buffer("table_of_all", self.table(16), persistent=False)
+        return x + self.table_of_all[: x.shape[1]]
 
 
-@right
-def mask_in_a_dict_by_size():
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.masks = {}
+@right.of(positioned)
+class MaskInADictBySize(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.masks = {}
 
-        def forward(self, x):
-            size = x.shape[1]
-            if size not in self.masks:
-                self.masks[size] = torch.ones(size, size, dtype=x.dtype).tril() / size
-            return self.masks[size] @ x
-
-    return positioned(Masked)
+    def forward(self, x):
+        size = x.shape[1]
+        if size not in self.masks:
+            self.masks[size] = torch.ones(size, size, dtype=x.dtype).tril() / size
+        return self.masks[size] @ x
 
 
-@right
-def table_of_a_cached_property():
-    class Cached(Positions):
-        @functools.cached_property
-        def all(self):
-            return self.table(16)
+@right.of(positioned)
+class TableOfACachedProperty(Positions):
+    @functools.cached_property
+    def all(self):
+        return self.table(16)
 
-        def forward(self, x):
-            return x + self.all[: x.shape[1]]
-
-    return positioned(Cached)
+    def forward(self, x):
+        return x + self.all[: x.shape[1]]
 
 
 @functools.lru_cache
@@ -853,26 +661,20 @@ def table_of(size):
     return Positions.table(size)
 
 
-@right
-def table_of_a_cached_function():
-    class Cached(nn.Module):
-        def forward(self, x):
-            return x + table_of(x.shape[1])
-
-    return positioned(Cached)
+@right.of(positioned)
+class TableOfACachedFunction(nn.Module):
+    def forward(self, x):
+        return x + table_of(x.shape[1])
 
 
-@right
-def table_of_a_cached_method():
-    class Cached(Positions):
-        @functools.lru_cache  # noqa: B019
-        def of(self, size):
-            return self.table(size)
+@right.of(positioned)
+class TableOfACachedMethod(Positions):
+    @functools.lru_cache  # noqa: B019
+    def of(self, size):
+        return self.table(size)
 
-        def forward(self, x):
-            return x + self.of(x.shape[1])
-
-    return positioned(Cached)
+    def forward(self, x):
+        return x + self.of(x.shape[1])
 
 
 TABLES: dict[str, Any] = {}
@@ -891,17 +693,14 @@ def table_in_a_global_dict():
     return positioned(Cached)
 
 
-@refused
-def mask_of_the_first_batch():
-    class Masked(nn.Module):
-        mask = None
+@refused.of(positioned)
+class MaskOfTheFirstBatch(nn.Module):
+    mask = None
 
-        def forward(self, x):
-            if self.mask is None:
-                self.mask = (x[:1, :1] > 0).to(x.dtype)
-            return x * self.mask
-
-    return positioned(Masked)
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = (x[:1, :1] > 0).to(x.dtype)
+        return x * self.mask
 
 
 @refused
@@ -947,46 +746,37 @@ def table_around_a_function_that_the_forward_calls():
     return positioned(Cached)
 
 
-@refused
-def table_of_a_parameter():
-    class Cached(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight, self.cache = nn.Parameter(torch.ones(W)), None
+@refused.of(positioned)
+class TableOfAParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.cache = nn.Parameter(torch.ones(W)), None
 
-        def forward(self, x):
-            if self.cache is None:
-                self.cache = self.weight.detach().softmax(0)
-            return x * self.cache
-
-    return positioned(Cached)
+    def forward(self, x):
+        if self.cache is None:
+            self.cache = self.weight.detach().softmax(0)
+        return x * self.cache
 
 
-@refused
-def projection_that_is_drawn_once():
-    class Drawn(nn.Module):
-        projection = None
+@refused.of(positioned)
+class ProjectionThatIsDrawnOnce(nn.Module):
+    projection = None
 
-        def forward(self, x):
-            if self.projection is None:
-                self.projection = torch.randn(W, W, dtype=x.dtype)
-            return x @ self.projection
-
-    return positioned(Drawn)
+    def forward(self, x):
+        if self.projection is None:
+            self.projection = torch.randn(W, W, dtype=x.dtype)
+        return x @ self.projection
 
 
-@refused
-def part_of_a_table_that_is_written_from_the_batch():
-    class Written(nn.Module):
-        table = None
+@refused.of(positioned)
+class PartOfATableThatIsWrittenFromTheBatch(nn.Module):
+    table = None
 
-        def forward(self, x):
-            if self.table is None:
-                self.table = torch.zeros(W, dtype=x.dtype)
-                self.table[0] = x.detach().mean()
-            return x + self.table
-
-    return positioned(Written)
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.zeros(W, dtype=x.dtype)
+            self.table[0] = x.detach().mean()
+        return x + self.table
 
 
 class AdaptiveLanguageModel(nn.Module):
@@ -1045,10 +835,10 @@ def use_of_codes_that_is_counted():
 
 
 FAST = {
-    "table_in_an_attribute_that_is_none_at_first", "buffer_that_grows",
-    "buffer_that_the_forward_registers", "mask_in_a_dict_by_size", "table_in_a_global_dict",
-    "table_of_a_parameter",
-    "projection_that_is_drawn_once", "part_of_a_table_that_is_written_from_the_batch",
+    "TableInAnAttributeThatIsNoneAtFirst", "BufferThatGrows",
+    "BufferThatTheForwardRegisters", "MaskInADictBySize", "table_in_a_global_dict",
+    "TableOfAParameter",
+    "ProjectionThatIsDrawnOnce", "PartOfATableThatIsWrittenFromTheBatch",
     "mean_of_the_first_batch_in_a_class", "table_in_a_class",
     "table_around_a_function_that_the_forward_calls", 
     "contrast_with_a_queue_by_rolling", "gradient_reversal",

@@ -13,3 +13,12 @@ class Registry(dict[str, Make]):
         assert make.__name__ not in self, f"two cases are called {make.__name__}"
         self[make.__name__] = make
         return make
+
+    def of(self, make: Callable[[type], Any]) -> Callable[[type], type]:
+        """A decorator of classes, each of which is a case: what ``make`` makes of it."""
+
+        def registered(cls: type) -> type:
+            self[cls.__name__] = lambda: make(cls)
+            return cls
+
+        return registered

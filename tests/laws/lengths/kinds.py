@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..zoo.language import LENGTH
+from ..zoo.language import LENGTH, own_loss
 from ..zoo.models import ZOO
-from .models import ROWS, Case, of_zoo
+from .models import ROWS, Case, of_transformers, of_zoo, seeded
 
 WIDTH, CLASSES = 8, 3
 
@@ -211,42 +211,8 @@ def _texts(size: int) -> dict[str, Tensor]:
     return {"x": x[:, :-1], "y": x[:, 1:]}
 
 
-def _vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    return ViTForImageClassification(
-        ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32,
-                  patch_size=8, num_labels=CLASSES)
-    )  # fmt: skip
-
-
 def _interpolated(model: nn.Module, batch: Any) -> Tensor:
     return model(pixel_values=batch["x"], labels=batch["y"], interpolate_pos_encoding=True).loss
-
-
-def _modern_bert() -> nn.Module:
-    from transformers import ModernBertConfig, ModernBertForMaskedLM
-
-    return ModernBertForMaskedLM(
-        ModernBertConfig(vocab_size=48, hidden_size=16, intermediate_size=32, num_hidden_layers=3,
-                         num_attention_heads=2, max_position_embeddings=64, global_attn_every_n_layers=2,
-                         local_attention=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1,
-                         sep_token_id=2)
-    )  # fmt: skip
-
-
-def _deberta() -> nn.Module:
-    from transformers import DebertaV2Config, DebertaV2ForMaskedLM
-
-    return DebertaV2ForMaskedLM(
-        DebertaV2Config(vocab_size=48, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-                        max_position_embeddings=64, relative_attention=True, position_buckets=8,
-                        pos_att_type=["p2c", "c2p"], pad_token_id=0)
-    )  # fmt: skip
-
-
-def _masked(model: nn.Module, batch: Any) -> Tensor:
-    return model(**batch).loss
 
 
 def _masked_texts(size: int) -> dict[str, Tensor]:
@@ -257,24 +223,29 @@ def _masked_texts(size: int) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def _seeded(make: Any) -> Any:
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return make()
-
-    return model
-
-
 _LANGUAGE = (
     "GPT-J", "Gemma2", "Mixtral", "Phi-3", "Falcon", "ALBERT", "Pegasus", "FNet", "MPNet", "SqueezeBERT",
 )  # fmt: skip
+_TEXT = {
+    "vocab_size": 48, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
 _IMAGE = {"pixel_values": (2, 3)}
 
 KINDS = {
     **{name.lower(): of_zoo(ZOO[name], (9, 14, 30), LENGTH) for name in _LANGUAGE},
-    "modernbert": Case(_seeded(_modern_bert), _masked, _masked_texts),
-    "deberta": Case(_seeded(_deberta), _masked, _masked_texts),
-    "vit": Case(_seeded(_vit), _interpolated, lambda size: {**_pictures(size), "x": _pictures(size)["x"][..., :size]},
+    "modernbert": Case(of_transformers(
+        "ModernBertForMaskedLM", "ModernBertConfig", intermediate_size=32, num_hidden_layers=3,
+        global_attn_every_n_layers=2, local_attention=8, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+        **_TEXT,
+    ), own_loss, _masked_texts),
+    "deberta": Case(of_transformers(
+        "DebertaV2ForMaskedLM", "DebertaV2Config", intermediate_size=32, num_hidden_layers=2, relative_attention=True,
+        position_buckets=8, pos_att_type=["p2c", "c2p"], **_TEXT,
+    ), own_loss, _masked_texts),
+    "vit": Case(of_transformers(
+        "ViTForImageClassification", "ViTConfig", hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, image_size=32, patch_size=8, num_labels=CLASSES,
+    ), _interpolated, lambda size: {**_pictures(size), "x": _pictures(size)["x"][..., :size]},
                 (32, 40, 64), exports=2),
     "clip": of_zoo(ZOO["CLIP"], (5, 6, 8), 8, {"input_ids": (1,)}),
     "resnet": of_zoo(ZOO["ResNet"], (32, 40, 64), 32, _IMAGE),
@@ -282,12 +253,12 @@ KINDS = {
     "segformer": of_zoo(ZOO["SegFormer"], (32, 48, 64), 32, _IMAGE | {"labels": (1, 2)}),
     "wav2vec2": of_zoo(ZOO["Wav2Vec2"], (400, 430, 610), 400, {"input_values": (1,)}),
     "whisper": of_zoo(ZOO["Whisper"], (9, 12, 20), LENGTH - 3, {"labels": (1,)}),
-    "molecules": Case(_seeded(Molecules), _classified, _molecules),
-    "graphs with edges": Case(_seeded(Edges), _classified, _graphs),
-    "clouds of points": Case(_seeded(Points), _classified, _points),
-    "causal convolutions": Case(_seeded(Causal), _classified, _waves, (20, 31, 50)),
-    "speech": Case(_seeded(Spoken), _next, _spectrograms, (12, 18, 33)),
-    "transformer of torch": Case(_seeded(Translator), _translated, _sentences),
-    "images pooled to one size": Case(_seeded(Pooled), _classified, _pictures, (8, 11, 32)),
-    "mixture of experts": Case(_seeded(Mixed), _next, _texts),
+    "molecules": Case(seeded(Molecules), _classified, _molecules),
+    "graphs with edges": Case(seeded(Edges), _classified, _graphs),
+    "clouds of points": Case(seeded(Points), _classified, _points),
+    "causal convolutions": Case(seeded(Causal), _classified, _waves, (20, 31, 50)),
+    "speech": Case(seeded(Spoken), _next, _spectrograms, (12, 18, 33)),
+    "transformer of torch": Case(seeded(Translator), _translated, _sentences),
+    "images pooled to one size": Case(seeded(Pooled), _classified, _pictures, (8, 11, 32)),
+    "mixture of experts": Case(seeded(Mixed), _next, _texts),
 }  # fmt: skip

@@ -1,15 +1,17 @@
 """Small models whose batches have another size in every step."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import transformers
 from attrs import frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..zoo.entry import Entry
-from ..zoo.language import LANGUAGE, LENGTH
+from ..zoo.language import LANGUAGE, LENGTH, own_loss
 
 ROWS = 4
 
@@ -45,51 +47,23 @@ def _padded(length: int) -> dict[str, Tensor]:
     return {"input_ids": ids.masked_fill(~mask, 0), "attention_mask": mask.long(), "labels": labels}
 
 
-def _loss(model: nn.Module, batch: Any) -> Tensor:
-    return model(**batch).loss  # type: ignore[no-any-return]
+def seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """What makes a model, with the same parameters each time."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return make()
+
+    return model
 
 
-def _llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def of_transformers(model: str, config: str, **sizes: Any) -> Callable[[], nn.Module]:
+    """A model of transformers by the names of its class and of its config's."""
 
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64, use_cache=False,
-        )
-    )  # fmt: skip
+    def make() -> nn.Module:
+        return getattr(transformers, model)(getattr(transformers, config)(**sizes))  # type: ignore[no-any-return]
 
-
-def _bert() -> nn.Module:
-    from transformers import BertConfig, BertForMaskedLM
-
-    torch.manual_seed(0)
-    return BertForMaskedLM(
-        BertConfig(
-            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-            max_position_embeddings=64,
-        )
-    )  # fmt: skip
-
-
-def _gpt() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=2, n_head=4, use_cache=False))
-
-
-def _t5() -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    torch.manual_seed(0)
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0,
-            use_cache=False,
-        )
-    )  # fmt: skip
+    return seeded(make)
 
 
 def _translation(length: int) -> dict[str, Tensor]:
@@ -111,11 +85,6 @@ class UNet(nn.Module):
         skip = self.down(x)
         wide = F.interpolate(self.up(self.inner(skip)), size=skip.shape[-2:], mode="nearest")
         return self.end(torch.cat([skip, wide], 1))
-
-
-def _unet() -> nn.Module:
-    torch.manual_seed(0)
-    return UNet()
 
 
 def _images(size: int) -> dict[str, Tensor]:
@@ -156,21 +125,8 @@ class Encoder(nn.Module):
         return self.head(self.encoder(self.embed(x), mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1])))
 
 
-def _encoder() -> nn.Module:
-    torch.manual_seed(0)
-    return Encoder()
-
-
 def _labelled(length: int) -> dict[str, Tensor]:
     return {"x": _tokens(length), "y": _tokens(length, seed=100)}
-
-
-def _recurrent(kind: type[nn.RNNBase]) -> Case:
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return Recurrent(kind)
-
-    return Case(model, _classified, _labelled)
 
 
 def of_zoo(entry: Entry, sizes: tuple[int, ...], own: int, dims: Mapping[str, Sequence[int]] | None = None) -> Case:
@@ -183,10 +139,6 @@ def of_zoo(entry: Entry, sizes: tuple[int, ...], own: int, dims: Mapping[str, Se
         dims: name of a tensor → the dimensions that differ; by default the second one of every tensor that has one.
     """
 
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return entry.make()
-
     def batch(size: int) -> Any:
         found = dict(entry.batch(ROWS))
         for name, given in found.items():
@@ -195,18 +147,27 @@ def of_zoo(entry: Entry, sizes: tuple[int, ...], own: int, dims: Mapping[str, Se
                 found[name] = found[name].index_select(dim, torch.arange(size + count - own) % count)
         return found
 
-    return Case(model, entry.step, batch, sizes)
+    return Case(seeded(entry.make), entry.step, batch, sizes)
 
 
+_SIZES = {
+    "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
 _KINDS = ("GPT-NeoX", "Qwen3", "Mistral", "OPT", "BLOOM", "BART")
 
 CASES = {
     **{entry.name.lower(): of_zoo(entry, (9, 14, 30), LENGTH) for entry in LANGUAGE if entry.name in _KINDS},
-    "llama": Case(_llama, _loss, _padded),
-    "bert with dropout": Case(_bert, _loss, _padded),
-    "gpt with dropout": Case(_gpt, _loss, _padded),
-    "t5": Case(_t5, _loss, _translation),
-    "encoder with a mask": Case(_encoder, _classified, _labelled),
-    **{kind.__name__.lower(): _recurrent(kind) for kind in (nn.LSTM, nn.GRU, nn.RNN)},
-    "unet": Case(_unet, _classified, _images, (8, 12, 20, 32)),
-}
+    "llama": Case(of_transformers("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=2, use_cache=False, **_SIZES),
+                  own_loss, _padded),
+    "bert with dropout": Case(of_transformers("BertForMaskedLM", "BertConfig", **_SIZES), own_loss, _padded),
+    "gpt with dropout": Case(of_transformers("GPT2LMHeadModel", "GPT2Config", vocab_size=64, n_positions=64, n_embd=16,
+                                             n_layer=2, n_head=4, use_cache=False), own_loss, _padded),
+    "t5": Case(of_transformers("T5ForConditionalGeneration", "T5Config", vocab_size=64, d_model=16, d_kv=4, d_ff=32,
+                               num_layers=2, num_heads=4, decoder_start_token_id=0, use_cache=False),
+               own_loss, _translation),
+    "encoder with a mask": Case(seeded(Encoder), _classified, _labelled),
+    **{kind.__name__.lower(): Case(seeded(partial(Recurrent, kind)), _classified, _labelled)
+       for kind in (nn.LSTM, nn.GRU, nn.RNN)},
+    "unet": Case(seeded(UNet), _classified, _images, (8, 12, 20, 32)),
+}  # fmt: skip

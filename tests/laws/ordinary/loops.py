@@ -28,6 +28,10 @@ def data(count=5, rows=8):
     return [{"x": torch.randn(rows, 6), "y": torch.randint(3, (rows,))} for _ in range(count)]
 
 
+def classify(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
 def mlp():
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
@@ -111,13 +115,9 @@ for batch in batches:
 
 
 # %% evaluation_between_steps | fast
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 train, val = data(6), data(2, rows=6)
-pipe = panpipe.pipeline(model, step, train[0], optimizer=torch.optim.AdamW, microbatches=2)
+pipe = panpipe.pipeline(model, classify, train[0], optimizer=torch.optim.AdamW, microbatches=2)
 for epoch in range(3):
     model.train()
     for batch in train[epoch * 2 : epoch * 2 + 2]:
@@ -160,14 +160,10 @@ for batch in batches:
 
 
 # %% trange_and_iterators
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 model = mlp()
 batches = itertools.cycle(data(2))
 batch = next(batches)
-pipe = panpipe.pipeline(model, step, batch, optimizer=torch.optim.Adam, microbatches=4)
+pipe = panpipe.pipeline(model, classify, batch, optimizer=torch.optim.Adam, microbatches=4)
 for i in (progress := trange(5, leave=False)):
     batch = next(batches)
     loss = pipe.step(batch)
@@ -208,13 +204,9 @@ for batch in batches:
 
 
 # %% timers_around_the_loop
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 model = mlp()
 batches = data()
-pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.Adam, microbatches=4)
+pipe = panpipe.pipeline(model, classify, batches[0], optimizer=torch.optim.Adam, microbatches=4)
 times, start = deque(maxlen=3), time.time()
 for batch in batches:
     before = time.perf_counter()
@@ -438,26 +430,18 @@ for batch in batches:
 
 
 # %% accumulation_over_batches | fast
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 model = mlp()
 batches = data(6)
 accumulate = 3
-pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+pipe = panpipe.pipeline(model, classify, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for i, batch in enumerate(batches):
     loss = pipe.step(batch, update=(i + 1) % accumulate == 0)
 
 
 # %% average_of_the_weights
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 model = mlp()
 batches = data()
-pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+pipe = panpipe.pipeline(model, classify, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 ema = panpipe.weights.ema(pipe, 0.9)
 for batch in batches:
     loss = pipe.step(batch)
@@ -466,10 +450,6 @@ with ema.applied():
 
 
 # %% schedule_of_the_learning_rate
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 def scheduler(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 3) * 0.9**n)
 
@@ -478,7 +458,7 @@ model = mlp()
 batches = data()
 pipe = panpipe.pipeline(
     model,
-    step,
+    classify,
     batches[0],
     optimizer=torch.optim.AdamW,
     microbatches=4,
@@ -490,13 +470,9 @@ for batch in batches:
 
 
 # %% rate_written_into_the_groups
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 model = mlp()
 batches = data()
-pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.SGD, microbatches=4)
+pipe = panpipe.pipeline(model, classify, batches[0], optimizer=torch.optim.SGD, microbatches=4)
 for i, batch in enumerate(batches):
     lr = 0.1 * 0.5 * (1 + math.cos(math.pi * i / len(batches)))
     for optimizer in pipe.optimizers.values():
@@ -506,10 +482,6 @@ for i, batch in enumerate(batches):
 
 
 # %% groups_by_name
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 def groups(named):
     named = list(named)
     decay = [p for name, p in named if name.endswith("weight")]
@@ -519,20 +491,16 @@ def groups(named):
 
 model = mlp()
 batches = data()
-pipe = panpipe.pipeline(model, step, batches[0], optimizer=groups, microbatches=4)
+pipe = panpipe.pipeline(model, classify, batches[0], optimizer=groups, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
 
 
 # %% checkpoint_and_resume
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 model = mlp()
 batches = data()
 folder = os.path.join(tempfile.gettempdir(), "laws-" + os.environ.get("MASTER_PORT", str(os.getpid())))
-pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+pipe = panpipe.pipeline(model, classify, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches[:2]:
     loss = pipe.step(batch)
 pipe.checkpoint(os.path.join(folder, "last"))
@@ -584,13 +552,9 @@ shutil.rmtree(folder, ignore_errors=True)
 
 
 # %% best_weights_are_kept
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 model = mlp()
 batches = data()
-pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.SGD, microbatches=4)
+pipe = panpipe.pipeline(model, classify, batches[0], optimizer=torch.optim.SGD, microbatches=4)
 best, best_state, patience = math.inf, None, 0
 for batch in batches:
     loss = pipe.step(batch).item()
@@ -638,30 +602,22 @@ for batch in batches:
 running = None
 
 
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 model = mlp()
 batches = data()
-pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+pipe = panpipe.pipeline(model, classify, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch).item()
     running = loss if running is None else 0.9 * running + 0.1 * loss
 
 
 # %% predictions_by_forward
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 def predict(model, batch):
     return model(batch["x"]).softmax(-1)
 
 
 model = mlp()
 batches = data(4)
-pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+pipe = panpipe.pipeline(model, classify, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
     outputs = pipe.forward(batch, predict)
@@ -705,26 +661,18 @@ class Points(Dataset):
         return {"x": self.x[index], "y": self.y[index]}
 
 
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 loader = DataLoader(Points(21), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(1))
 model = mlp()
-pipe = panpipe.pipeline(model, step, next(iter(loader)), optimizer=torch.optim.AdamW, microbatches=4)
+pipe = panpipe.pipeline(model, classify, next(iter(loader)), optimizer=torch.optim.AdamW, microbatches=4)
 for epoch in range(2):
     for batch in loader:
         loss = pipe.step(batch)
 
 
 # %% gradients_without_an_optimizer
-def step(model, batch):
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
 model = mlp()
 batches = data(2)
-pipe = panpipe.pipeline(model, step, batches[0], microbatches=4)
+pipe = panpipe.pipeline(model, classify, batches[0], microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
 
