@@ -216,7 +216,7 @@ CONTENDED_ORDERS = (
 )
 """Rounds for cuts and orders."""
 CONTENDED_CUTS = (Round(STARTS, ALIKE, 0.5, 0.0, 1.0), Round(4, 2, 0.5, 0.0, 1.0))
-"""Rounds for cuts alone, if orders must be a family's."""
+"""Rounds for cuts alone, if orders must be a family's; there are none if stages are given, too."""
 
 
 def contends(scored: ScoredPlan, judge: Oracle | None) -> bool:
@@ -254,7 +254,10 @@ def contended(walks: Sequence[Walk], options: SearchOptions, meter: Meter) -> tu
             walk.join_backwards()
         walks = [*walks, *joined]
         chosen = best_by_placement(walks, STARTS, ALIKE)
-        all_rounds(chosen, CONTENDED_ORDERS if options.anneal else CONTENDED_CUTS, own, options.seed)
+        if options.anneal:
+            all_rounds(chosen, CONTENDED_ORDERS, own, options.seed)
+        elif any(walk.setting.fixed is None for walk in chosen):
+            all_rounds(chosen, CONTENDED_CUTS, own, options.seed)
     except (Stopped, KeyboardInterrupt):
         stopped = True
     meter.spent += own.spent

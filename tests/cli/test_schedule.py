@@ -175,11 +175,10 @@ def test_wrong_option_names_the_help_of_its_command(capsys):
     assert capsys.readouterr().err.endswith("; see panpipe --help\n")
 
 
-@pytest.mark.parametrize("words", [["catalog"], ["schedule", "1f1b", "--devices", "2", "--microbatches", "2"]])
-def test_locale_without_a_character_gets_a_question_mark(words):
+def test_locale_without_a_character_gets_a_question_mark():
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONIOENCODING"} | ascii_alone
-    command = [sys.executable, "-m", "panpipe", *words]
+    command = [sys.executable, "-m", "panpipe", "schedule", "1f1b", "--devices", "2", "--microbatches", "2"]
     done = subprocess.run(command, capture_output=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()
@@ -198,19 +197,15 @@ def test_an_unexpected_failure_is_a_traceback_and_status_1():
     assert "ZeroDivisionError" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--help"], ["schedule", "--help"], ["schedule", "interleaved-1f1b", "--devices", "8", "--microbatches", "32"]],
-)
-def test_schedule_command_does_not_import_heavy_packages(words):
+def test_schedule_command_does_not_import_heavy_packages():
     code = (
-        "import sys; from panpipe.cli import main; status = main(sys.argv[1:])\n"
+        "import sys; from panpipe.cli import main\n"
+        "for line in '--help', 'schedule --help', 'schedule interleaved-1f1b --devices 8 --microbatches 9':\n"
+        "    assert main(line.split()) == 0\n"
         "heavy = {'torch', 'simpy', 'scipy', 'networkx', 'numpy'} & sys.modules.keys()\n"
-        "sys.exit(f'imported {heavy}' if heavy else status)"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, encoding="utf-8"
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, "")
 
 
