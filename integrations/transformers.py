@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..api import pipeline
+from ..core.capture.python.changes import random_states_kept
 from ..core.errors import RequestError
-from ..runtimes.build import random_states_kept
 from ..runtimes.pipeline import Pipeline
 from .pipelines import ModelOptimizer, ReplicaRows, needs, refuse_twice, with_own
 from .trainer_steps import SHARE, BatchCount, Outputs, step_of_trainer

@@ -1,13 +1,10 @@
 """Builds a pipeline from a user's step: creates the team, captures the step, plans, and compares the ranks."""
 
 import inspect
-import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy
 import torch
 from attrs import evolve
 from torch import Tensor, nn
@@ -15,6 +12,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 
 from ..backends.streams import release_unused
 from ..core.capture.export.operators import Operators
+from ..core.capture.python.changes import random_states_kept
 from ..core.capture.python.guards import Guards
 from ..core.capture.python.torch_settings import with_gradients
 from ..core.capture.regions.breaks import StepFunction
@@ -28,7 +26,7 @@ from ..core.search.problem.oracle import predicted_again
 from ..core.search.suggestions.preference import preference
 from ..core.tensor_collectives import OneRank, communicating
 from ..core.validation.validate import validate
-from ..core.wording import counted, value_text
+from ..core.wording import counted, module_text, value_text
 from .batch.example import Example
 from .batch.losses import warn_if_cut_changes_loss
 from .devices.compute import compute_device
@@ -92,16 +90,23 @@ def build_pipeline(
         RequestError: an argument is wrong.
         InfeasibleError: no plan fits in memory.
     """
+    # Ranks profile different stages: generators that differed afterwards would draw different batches.
     with HERE.inside("pipeline()"), random_states_kept(), rare_collections():
         refuse_arguments(model, step)
         return _Builder(unwrapped(model), step, options, virtual, report).pipeline(batch)
 
 
 def refuse_arguments(model: Any, step: Any) -> None:
-    """Refuse a model that is no module, and a step that cannot be called with it."""
+    """Refuse a model that is no module or has scripted ones, and a step that cannot be called with it."""
     if not isinstance(model, nn.Module):
         what = f"the class {model.__name__}" if isinstance(model, type) else value_text(model)
         raise RequestError(f"model is {what}: give an instance of a torch.nn.Module")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise RequestError(
+                f"{module_text(name)} is a {type(module).__name__}, whose operators cannot be captured: give the "
+                "module that was passed to torch.jit"
+            )
     if not callable(step):
         raise RequestError(f"step is {step!r}: give a function step(model, batch) that returns a scalar loss")
     try:
@@ -364,20 +369,3 @@ def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) ->
             "in their order; plan for a cluster with its devices in this order, or start ranks with torchrun"
         )
     validate(plan)
-
-
-@contextmanager
-def random_states_kept() -> Iterator[None]:
-    """A context at whose end the generators of torch, numpy and Python are as they were at its start.
-
-    Profiles draw random numbers, and ranks profile different stages: ranks whose generators differ afterwards would
-    draw different batches.
-    """
-    python, array = random.getstate(), numpy.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(array)

@@ -219,7 +219,8 @@ class Planning:
     def _fastest(self, families: Sequence[ScheduleFamily], like: Plan) -> list[Plan]:
         """The fastest plan by some families for the stages of a plan; empty if there is none."""
         stages, cluster = _cut(like), like.predicted.cluster
-        options = evolve(self.search_options(families, cluster), anneal=False, alternatives=False)
+        budget = SHORT_EVALUATIONS if self._in_python else None
+        options = evolve(self.search_options(families, cluster), anneal=False, alternatives=False, budget=budget)
         costs = self.measured.costs[stages]
 
         def build() -> list[Plan]:

@@ -74,6 +74,7 @@ class StageRun:
         shared: the shared tensors of the stage's runs for all shapes; by default of this one alone.
 
     Attributes:
+        device: the torch device of its tensors.
         runs_python: whether it runs a part of the step that stays Python.
         boundary: the tensors that F reads from earlier stages, in order.
         outputs: the tensors that F returns for later stages, in order.
@@ -104,7 +105,7 @@ class StageRun:
         self.boundary, self.outputs, self.results = inputs.boundary, programs.outputs, programs.results
         self.batch = inputs.batch
         self._link(compiled.layout)
-        self._device = state.device
+        self.device = state.device
         self._static: list[Any] = [
             *(state.parameters[name] for name in inputs.parameters),
             *(state.buffers[name] for name in inputs.buffers),
@@ -128,7 +129,7 @@ class StageRun:
                 position_of_loss,
                 state.sink,
                 returned,
-                self._device,
+                self.device,
                 program is not programs.backward_input,
             )
             for program in (programs.backward, programs.backward_input, programs.backward_weight)
@@ -244,7 +245,7 @@ class StageRun:
         self, recompute: bool, leaves: tuple[Any, ...], key: Tensor
     ) -> tuple[dict[int, Tensor], list[Any]]:
         """Run F, and RECOMPUTE if asked. Returns gradients of the outputs, and the saved tensors."""
-        boundary = [zeros(each, self._device) for each in self.programs.inputs.boundary]
+        boundary = [zeros(each, self.device) for each in self.programs.inputs.boundary]
         values = self._forward(self._given(list(boundary), leaves, key), no_sink)
         saved = values[self._ends[2] :]
         if recompute and self._recompute is not None:
@@ -282,12 +283,6 @@ class StageRun:
         return {t.untyped_storage()._cdata for t in self._static} | self._shared.storages
 
     def backward(
-        self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
-    ) -> list[list[Tensor]]:
-        """B. Returns the messages of gradients, one for each stage in ``returned``."""
-        return self._run_backward(microbatch, tangents, seed, leaves, key)
-
-    def _run_backward(
         self,
         microbatch: int,
         tangents: dict[int, Tensor],
@@ -296,10 +291,14 @@ class StageRun:
         key: Tensor,
         scattered: bool = True,
     ) -> list[list[Tensor]]:
-        """The whole backward; ``scattered`` is whether SCATTER_GRAD directly follows, if replicas share gradients."""
+        """B, the whole backward. Returns the messages of gradients, one for each stage in ``returned``.
+
+        Args:
+            scattered: whether SCATTER_GRAD directly follows, if replicas share gradients.
+        """
         saved, program = self._saved.pop(microbatch), self._backward
         if program is None:
-            boundary, device = self.programs.inputs.boundary, self._device
+            boundary, device = self.programs.inputs.boundary, self.device
             return [[zeros(boundary[place], device) for place in places] for places in self.returned.values()]
         given, sink = self._given([], leaves, key), None if scattered else program.sink_apart
         return program.run(saved, [], tangents, seed, given, sink=sink)[0]
@@ -314,7 +313,7 @@ class StageRun:
         program = self._backward_input
         if program is None:
             if self.returned:
-                return self._run_backward(microbatch, tangents, seed, leaves, key, scattered=False)
+                return self.backward(microbatch, tangents, seed, leaves, key, scattered=False)
             self._created[microbatch] = [tangents]
             return []
         saved = self._saved[microbatch]
@@ -331,12 +330,7 @@ class StageRun:
         if program is not None:
             program.run(self._saved.pop(microbatch), created, {}, seed, self._given([], leaves, key))
         elif microbatch in self._saved:
-            self._run_backward(microbatch, created[0] if created else {}, seed, leaves, key)
-
-    @property
-    def device(self) -> torch.device:
-        """The torch device of its tensors."""
-        return self._device
+            self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
 
     @property
     def has_graphs(self) -> bool:

@@ -9,6 +9,7 @@ import torch
 from attrs import field, fields, frozen
 from torch import Tensor, fx, nn
 
+from ...core.arguments import whole_number
 from ...core.errors import RequestError, warn_caller
 from ..batch.lru_cache import LruCache
 from ..microbatches import microbatch_sizes
@@ -33,11 +34,6 @@ NEED_A_PLAN = dict.fromkeys(("offload", "offload_to", "host_memory", "recompute"
 """Options of ``panpipe.pipeline`` that this backend cannot have, with the reason."""
 
 
-def _whole(instance: "Options", attribute: Any, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RequestError(f"option {attribute.name} is {value!r}: give a whole number, at least 1")
-
-
 def _dims(instance: "Options", attribute: Any, value: object) -> None:
     if not isinstance(value, Mapping) or any(
         dim is not None and (dim != 0 or isinstance(dim, bool)) for dim in value.values()
@@ -59,8 +55,8 @@ class Options:
             argument. Other arguments have samples if their dimension 0 has the same size.
     """
 
-    devices: int = field(default=2, validator=_whole)
-    microbatches: int = field(default=4, validator=_whole)
+    devices: int = field(default=2, converter=lambda value: whole_number("option devices", value, 1))
+    microbatches: int = field(default=4, converter=lambda value: whole_number("option microbatches", value, 1))
     batch_dims: Mapping[str, int | None] = field(factory=dict, validator=_dims)
 
 

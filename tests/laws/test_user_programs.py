@@ -257,6 +257,10 @@ LAYERS = (nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
 ROWS = torch.randn(16, 8)
 WRONG = {
     "a list of layers": ({"model": list(LAYERS)}, r"model is a list: give an instance of a torch\.nn\.Module"),
+    "a scripted part": (
+        {"model": nn.Sequential(nn.Linear(8, 8), torch.jit.ScriptModule())},
+        r"module '1' is a ScriptModule, whose operators cannot be captured",
+    ),
     "a class": ({"model": nn.Linear}, r"model is the class Linear: give an instance"),
     "a step without the model": ({"step": lambda batch: batch}, r"cannot be called as step\(model, batch\)"),
     "a step that is none": ({"step": None}, r"step is None: give a function step\(model, batch\)"),

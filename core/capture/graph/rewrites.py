@@ -263,6 +263,9 @@ def refuse_written_constants(graph: fx.Graph, constants: Mapping[str, Tensor]) -
 def make_buffer(model: nn.Module, written: WritesTensor) -> None:
     """Register a tensor that a step writes as a buffer of all modules that have it as an attribute.
 
+    One that is assigned anew and has the memory of a parameter, as ``torch.nn.utils.spectral_norm`` leaves it, becomes
+    a copy: the parameter is not written.
+
     Args:
         model: the user's module.
         written: the tensor, or a view of it.
@@ -272,10 +275,13 @@ def make_buffer(model: nn.Module, written: WritesTensor) -> None:
     """
     own = [(m, key, v) for m in model.modules() for key, v in m.__dict__.items() if isinstance(v, Tensor)]
     found = next((tensor for _, _, tensor in own if _have_equal_memory(tensor, written.tensor)), None)
+    state = found
+    if found is not None and written.assigned and any(_have_equal_memory(p, found) for p in model.parameters()):
+        state = found.clone()
     for module, key, tensor in own:
         if tensor is found:
             del module.__dict__[key]
-            module.register_buffer(key, tensor, persistent=False)
+            module.register_buffer(key, state, persistent=False)
     if found is None:
         raise RequestError(
             f"{written.line or 'the step'}: the step writes a tensor {tuple(written.tensor.shape)} in place that is "

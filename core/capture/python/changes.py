@@ -204,7 +204,7 @@ class Changes:
             if table or (change.sets_up and not captured):
                 continue
             if change.own and alike:
-                failures.insert(0, WritesTensor(old, named.written_at if named is not None else ""))
+                failures.insert(0, WritesTensor(old, named.written_at if named is not None else "", assigned=True))
                 continue
             if named is not None and _counts(old, new) and named.carried:
                 failures.append(
@@ -236,6 +236,19 @@ class Changes:
 
 
 @contextmanager
+def random_states_kept() -> Iterator[None]:
+    """A context at whose end the generators of torch, numpy and Python are as they were at its start."""
+    python, array = random.getstate(), numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(array)
+
+
+@contextmanager
 def isolated(model: nn.Module, changes: Changes) -> Iterator[None]:
     """The context of a run of a step without side effects, for example to find shapes.
 
@@ -246,17 +259,14 @@ def isolated(model: nn.Module, changes: Changes) -> Iterator[None]:
         model: the user's module.
         changes: of runs of the step.
     """
-    disabled, states = logging.root.manager.disable, (random.getstate(), numpy.random.get_state())
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    disabled = logging.root.manager.disable
     try:
         logging.disable(logging.CRITICAL)
-        with warnings.catch_warnings(), output_held(), torch.random.fork_rng(devices), changes.of_run(model):
+        with random_states_kept(), warnings.catch_warnings(), output_held(), changes.of_run(model):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(disabled)
-        random.setstate(states[0])
-        numpy.random.set_state(states[1])
 
 
 def _attribute(key: str, who: str) -> str:

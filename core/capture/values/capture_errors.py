@@ -38,11 +38,12 @@ class WritesTensor(Exception):
     Args:
         tensor: the tensor, or a view of it.
         line: of the user's, that writes it; "" if it is not known.
+        assigned: whether a module assigns it anew.
     """
 
-    def __init__(self, tensor: Tensor, line: str) -> None:
+    def __init__(self, tensor: Tensor, line: str, assigned: bool = False) -> None:
         super().__init__(line)
-        self.tensor, self.line = tensor, line
+        self.tensor, self.line, self.assigned = tensor, line, assigned
 
 
 _NEEDS_VALUE = (

@@ -176,6 +176,15 @@ for batch in classes(1):
     val = pipe.evaluate(batch)
 
 
+# %% spectral_norm_by_hooks | fast
+# Until the first forward its attribute `weight` has the memory of the parameter `weight_orig`.
+norm = nn.utils.spectral_norm
+model = nn.Sequential(norm(nn.Linear(6, 8)), nn.LeakyReLU(0.2), norm(nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 3))
+pipe = fit(model, classify, classes())
+model.eval()
+val = pipe.evaluate(classes(1)[0])
+
+
 # %% computed_attribute_names
 class Layers(nn.Module):
     def __init__(self, depth=3):
