@@ -30,6 +30,7 @@ from ..core.cluster.routing import path_rate
 from ..core.documents import as_plain
 from ..core.errors import RequestError
 from ..core.files.write import write_text
+from ..core.wording import counted
 from ..runtimes.devices.available_memory import machine
 from ..runtimes.devices.compute import Stopwatch, finished_s
 from ..runtimes.devices.devices import device_of_rank
@@ -126,8 +127,8 @@ def _measure(where: torch.device, kind: str, backend: str | None, repeats: int) 
     latencies = [[alone[a, b].latency_s if a != b else 0.0 for b in range(team.size)] for a in range(team.size)]
     tree = shared_links(names, measured.together, {pair: fit.bytes_per_s for pair, fit in alone.items()}, latencies)
     cluster = Cluster(tuple(Device(name, memory, kind) for name in names), tree.hubs, tree.links)
-    what = f"{machine(where)}, {len(set(hosts))} hosts, {team.kind.name}, {datetime.date.today().isoformat()}"
-    return LinkProfile(cluster, alone, tree, copies, what)
+    what = machine(where), counted(len(set(hosts)), "host"), team.kind.name, datetime.date.today().isoformat()
+    return LinkProfile(cluster, alone, tree, copies, ", ".join(what))
 
 
 def _answer(found: LinkProfile) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Answers on uniform stages: a schedule with its time and memory, and all schedules, time against memory."""
 
 import json
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -100,7 +99,7 @@ def report_points(question: UniformQuestion, report: Report) -> None:
             report(point=point_of(asked, found, "auto", asked.parameters))
 
 
-def point_of(question: UniformQuestion, scored: Scored, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def point_of(question: UniformQuestion, scored: Scored, name: str, parameters: Any) -> dict[str, Any]:
     """A point of the frontier: a schedule's time and memory, and the question that it answers."""
     chunks = question.chunks if name == "auto" else scored.problem.chunks
     return {
@@ -109,7 +108,7 @@ def point_of(question: UniformQuestion, scored: Scored, name: str, parameters: M
         "memory": peak_of(scored),
         "time": scored.result.makespan,
         "bubble": scored.result.bubble_ratio,
-        "question": plain_question(evolve(question, schedule=name, parameters=dict(parameters), chunks=chunks)),
+        "question": plain_question(evolve(question, schedule=name, parameters=parameters, chunks=chunks)),
     }
 
 

@@ -104,6 +104,7 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
     """All data of the page."""
     traces = [predicted] if measured is None else [predicted, measured]
     hosts = _hosts(plan, traces)
+    digits = 6 if facts.plain_units else None
     interval = None if plan is None or plan.prediction is None else plan.prediction.interval_s
     return {
         "title": facts.title or (TRACES if plan is None else plan.model or UNNAMED),
@@ -111,7 +112,9 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
         "summary": facts.summary or ("" if plan is None else _summary(plan)),
         "plan": _traced(predicted) if plan is None else _plan(plan),
         "queues": _queues(traces),
-        "traces": [_trace(trace, name, hosts) for trace, name in zip(traces, ("predicted", "measured"), strict=False)],
+        "traces": [
+            _trace(trace, name, hosts, digits) for trace, name in zip(traces, ("predicted", "measured"), strict=False)
+        ],
         "step": _step(interval, predicted, measured, facts),
         "peaks": _peaks(traces),
         "limits": _limits(plan, facts),
@@ -178,14 +181,14 @@ def _queues(traces: Sequence[Trace]) -> list[list[str]]:
     return [sorted(queues, key=lambda queue: (queue_order(queue), queue)) for queues in found]
 
 
-def _trace(trace: Trace, name: str, hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _trace(trace: Trace, name: str, hosts: Sequence[dict[str, Any]], digits: int | None) -> dict[str, Any]:
     return {
         "name": name,
         "step": trace.step_s,
         "events": _columns(trace.events),
         "phases": _phases(trace),
         "bubbles": list(bubble_per_device(trace)),
-        "memory": _memory(trace, memory_kinds(trace)),
+        "memory": _memory(trace, memory_kinds(trace), digits),
         "host": _host_memory(trace, hosts),
     }
 
@@ -239,8 +242,9 @@ def _host_memory(trace: Trace, hosts: Sequence[dict[str, Any]]) -> dict[str, Any
     return _memory(memory, (OFFLOADED,) if samples else ())
 
 
-def _memory(trace: Trace, kinds: Sequence[str]) -> dict[str, Any]:
-    """Per device one row of held bytes, by kind, for every time at which one of them changes.
+def _memory(trace: Trace, kinds: Sequence[str], digits: int | None = None) -> dict[str, Any]:
+    """Per device one row of held bytes, by kind, for every time at which one of them changes; whole bytes, or a size in
+    plain units with ``digits`` after the point.
 
     Rows of times less than a nanosecond apart are kept, with the same time: a peak may be between them.
     """
@@ -248,7 +252,7 @@ def _memory(trace: Trace, kinds: Sequence[str]) -> dict[str, Any]:
     return {
         "kinds": list(kinds),
         "times": [[round(time_s, 9) for time_s, _ in own] for own in rows],
-        "held": [[list(map(round, held)) for _, held in own] for own in rows],
+        "held": [[[round(size, digits) for size in held] for _, held in own] for own in rows],
     }
 
 

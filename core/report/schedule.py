@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from attrs import evolve
-
 from ..actions import Action, Kind
 from ..costs.costs import StageCosts
 from ..plan.memory import held_bytes, order_changes
@@ -43,14 +41,7 @@ def schedule_data(scored: Scored) -> dict[str, object]:
         limits_bytes=limits,
         plain_units=True,
     )
-    data = report_data(None, _steps(scored), None, facts)
-    # Memory is taken from the curves: the answer to a slider's move should not wait for samples of a trace.
-    curves = curves_of(scored)
-    data["traces"][0]["memory"] = {
-        "kinds": [SAVED],
-        "times": [[round(time, 9) for time, _ in curve] for curve in curves],
-        "held": [[[round(held, 6)] for _, held in curve] for curve in curves],
-    }
+    data = report_data(None, schedule_trace(scored), None, facts)
     peaks = [peak / problem.chunks for peak in scored.result.peak_memory]
     data["peaks"] = {"kinds": [SAVED], "whole": True, "devices": [peaks]}
     return data
@@ -75,15 +66,10 @@ def schedule_trace(scored: Scored) -> Trace:
         for device, curve in enumerate(curves_of(scored))
         for time, held in curve
     ]
-    memory.sort(key=lambda sample: sample.time_s)
-    return evolve(_steps(scored), memory=tuple(memory))
-
-
-def _steps(scored: Scored) -> Trace:
-    """The trace without memory."""
+    memory.sort(key=attrgetter("time_s"))
     events = [*_compute(scored), *_messages(scored), *_copies(scored)]
     events.sort(key=attrgetter("start_s", "device"))
-    return Trace("simulated", "", scored.problem.devices, tuple(events), (), scored.result.makespan)
+    return Trace("simulated", "", scored.problem.devices, tuple(events), tuple(memory), scored.result.makespan)
 
 
 def _compute(scored: Scored) -> Iterator[TraceEvent]:

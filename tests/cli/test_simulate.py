@@ -125,10 +125,12 @@ def test_wrong_plans_are_refused(text, message, tmp_path, capsys):
 
 
 def test_a_schedule_file_runs_with_equal_stages(tmp_path, capsys):
-    path = tmp_path / "orders.csv"
+    path, report = tmp_path / "orders.csv", tmp_path / "report.html"
     assert main(["schedule", "zb-v", "--devices", "3", "--microbatches", "5", "--csv", str(path), "--json"]) == 0
     makespan = json.loads(capsys.readouterr().out)["makespan"]
-    assert main(["simulate", str(path), "--json"]) == 0
+    assert main(["simulate", str(path), "--report", str(report), "--json"]) == 0
+    held = Page(report.read_text(encoding="utf-8")).data["traces"][0]["memory"]["held"]
+    assert any(value == 0.5 for rows in held for (value,) in rows)  # one of the two stages of a device
     answer = json.loads(capsys.readouterr().out)
     assert answer["step_s"] == makespan
     assert answer["busy_s"] == [15.0] * 3
