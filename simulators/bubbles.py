@@ -18,13 +18,12 @@ These are the seconds that each device waited in this run, by cause. They are no
 cause: removing a wait may only make the next one longer. ``core/timing/idle.py`` computes the gains, by further runs.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..core.actions import Action, Kind
 from ..core.lowering.queues import Queues
 from ..core.lowering.residency import OperationTimes
-from .channels import QueueTimes
+from .network import FlowTimes
 from .tasks import TaskTimes
 
 WARM_UP = "warm-up"
@@ -48,13 +47,13 @@ _SUMS = (Kind.REDUCE_GRAD, Kind.REDUCE_TIED)
 _OVER_REPLICAS = (Kind.SCATTER_GRAD, Kind.UNSHARD)
 """Those of them that compute within a step waits for."""
 
-TransferTimes = Mapping[tuple[int, int], QueueTimes]
+MessageTimes = Mapping[tuple[int, int], Sequence[FlowTimes]]
 
 
 def device_bubbles(
     queues: Queues,
     operation_times: OperationTimes,
-    transfer_times: TransferTimes,
+    message_times: MessageTimes,
     tasks: Sequence[TaskTimes],
     step_s: float,
 ) -> tuple[dict[str, float], ...]:
@@ -63,87 +62,77 @@ def device_bubbles(
     Args:
         queues: of the lowered plan with all its replicas.
     """
-    sent = _last_sent(queues, operation_times, transfer_times)
-    reduced: dict[tuple[int, int], _Awaited] = {}
-    for reduction in (each for each in tasks if each.action.kind in _SUMS):  # SYNC is not: the optimizer waits
-        _keep_latest(reduced, (reduction.device, reduction.action.stage), reduction)
+    sent = _last_sent(queues, operation_times, message_times)
+    # SYNC is no sum: the optimizer waits.
+    reduced = _latest(((each.device, each.action.stage), each.end_s) for each in tasks if each.action.kind in _SUMS)
     summed = _last_ended(queues, [task for task in tasks if task.action.kind in _OVER_REPLICAS])
     copied = _last_ended(queues, [task for task in tasks if task.action.kind not in _OVER_REPLICAS])
-    gathered: dict[tuple[int, int], _Awaited] = {}
-    for gather in (each for each in tasks if each.action == Action(each.action.stage, Kind.UNSHARD)):
-        _keep_latest(gathered, (gather.device, 0), gather)
+    gathers = [each for each in tasks if each.action == Action(each.action.stage, Kind.UNSHARD)]
+    gathered = _latest(((each.device, 0), each.end_s) for each in gathers)
     result = []
     for device, actions in enumerate(queues.compute):
-        found = _Device()
+        causes = dict.fromkeys(CAUSES, 0.0)
         starts, ends = operation_times[device]
         last_end = 0.0
         for position, action in enumerate(actions):
-            start = starts[position]
+            start, at = starts[position], (device, position)
             if start > last_end:
                 if position == 0:
-                    found.causes[WARM_UP] += start - last_end
+                    causes[WARM_UP] += start - last_end
                 elif action.kind is Kind.STEP:
-                    found.before_step(last_end, start, reduced.get((device, action.stage)))
+                    until_s = reduced.get((device, action.stage), last_end)
+                    waited_s = min(max(until_s - last_end, 0.0), start - last_end)
+                    causes[REDUCTION] += waited_s
+                    causes[OPTIMIZER] += start - last_end - waited_s
                 else:
-                    at = device, position
-                    found.before_compute(last_end, start, sent.get(at), copied.get(at), summed.get(at))
+                    sent_s, arrived_s = sent.get(at, (last_end, last_end))
+                    _add(causes, last_end, start, sent_s, arrived_s, copied.get(at), at in summed)
             last_end = ends[position]
-        after = gathered.get((device, 0))
-        if after is not None:
-            found.moved_after(last_end, after)
-        found.causes[COOL_DOWN] = step_s - max(last_end, after.until_s if after is not None else last_end)
-        result.append(found.causes)
+        done_s = max(last_end, gathered.get((device, 0), last_end))  # after its last operation parameters are gathered
+        causes[REDUCTION] += done_s - last_end
+        causes[COOL_DOWN] = step_s - done_s
+        result.append(causes)
     return tuple(result)
 
 
-class _Awaited(NamedTuple):
-    """What an operation waits for: when it was sent, and when it was there."""
+def _add(
+    causes: dict[str, float],
+    last_end: float,
+    start: float,
+    sent_s: float,
+    arrived_s: float,
+    copied_s: float | None,
+    summed: bool,
+) -> None:
+    """Add the idle time before F, I, W or B to its causes.
 
-    sent_s: float
-    until_s: float
-
-
-class _Device:
-    """Adds up why one device idles."""
-
-    def __init__(self) -> None:
-        self.causes = dict.fromkeys(CAUSES, 0.0)
-
-    def before_step(self, last_end: float, start: float, awaited: _Awaited | None) -> None:
-        """It idles until an optimizer step."""
-        waited_s = min(max(awaited.until_s - last_end, 0.0), start - last_end) if awaited else 0.0
-        self.causes[REDUCTION] += waited_s
-        self.causes[OPTIMIZER] += start - last_end - waited_s
-
-    def moved_after(self, last_end: float, awaited: _Awaited) -> None:
-        """After its last operation, its parameters are gathered."""
-        self.causes[REDUCTION] += max(awaited.until_s - last_end, 0.0)
-
-    def before_compute(
-        self, last_end: float, start: float, message: _Awaited | None, copy: _Awaited | None, summed: _Awaited | None
-    ) -> None:
-        """It idles until F, I, W or B."""
-        arrived_s = max(message.until_s if message else last_end, last_end)
-        copied_s = max(copy.until_s if copy else last_end, arrived_s)
-        there_s = start
-        if summed is not None:
-            there_s = min(copied_s, start)
-            self.causes[REDUCTION] += start - there_s
-        if copy is not None:
-            until_s, there_s = there_s, min(arrived_s, there_s)
-            self.causes[HOST_COPY] += until_s - there_s
-        sent_s = min(max(message.sent_s if message else last_end, last_end), there_s)
-        self.causes[DEPENDENCY] += sent_s - last_end
-        self.causes[COMMUNICATION] += there_s - sent_s
+    Args:
+        last_end, start: its begin and end.
+        sent_s, arrived_s: of the message that arrived last.
+        copied_s: when the last host copy had ended; None if it waits for none.
+        summed: whether it waits for a sum over replicas.
+    """
+    arrived_s, there_s = max(arrived_s, last_end), start
+    if summed:
+        there_s = min(arrived_s if copied_s is None else max(copied_s, arrived_s), start)
+        causes[REDUCTION] += start - there_s
+    if copied_s is not None:
+        until_s, there_s = there_s, min(arrived_s, there_s)
+        causes[HOST_COPY] += until_s - there_s
+    sent_s = min(max(sent_s, last_end), there_s)
+    causes[DEPENDENCY] += sent_s - last_end
+    causes[COMMUNICATION] += there_s - sent_s
 
 
-def _keep_latest(found: dict[tuple[int, int], _Awaited], key: tuple[int, int], task: TaskTimes) -> None:
-    if key not in found or task.end_s > found[key].until_s:
-        found[key] = _Awaited(task.end_s, task.end_s)
+def _latest(ends: Iterable[tuple[tuple[int, int], float]]) -> dict[tuple[int, int], float]:
+    found: dict[tuple[int, int], float] = {}
+    for key, end_s in ends:
+        found[key] = max(end_s, found.get(key, end_s))
+    return found
 
 
-def _last_ended(queues: Queues, tasks: Sequence[TaskTimes]) -> dict[tuple[int, int], _Awaited]:
-    """For (device, operation) the task of another queue, such as a host copy, that ended last for it."""
+def _last_ended(queues: Queues, tasks: Sequence[TaskTimes]) -> dict[tuple[int, int], float]:
+    """For (device, operation) the end of the last task of another queue, such as a host copy, that it waits for."""
     readers = {
         (device, item.action): position
         for task in queues.tasks
@@ -151,23 +140,19 @@ def _last_ended(queues: Queues, tasks: Sequence[TaskTimes]) -> dict[tuple[int, i
         for device, position in task.readers
         if device == item.device and queues.compute[device][position].kind is not Kind.STEP
     }
-    latest: dict[tuple[int, int], _Awaited] = {}
-    for task in tasks:
-        if (task.device, task.action) in readers:
-            _keep_latest(latest, (task.device, readers[task.device, task.action]), task)
-    return latest
+    awaited = [task for task in tasks if (task.device, task.action) in readers]
+    return _latest(((task.device, readers[task.device, task.action]), task.end_s) for task in awaited)
 
 
 def _last_sent(
-    queues: Queues, operation_times: OperationTimes, transfer_times: TransferTimes
-) -> dict[tuple[int, int], _Awaited]:
-    """For (device, operation) the message that arrived last for it."""
-    latest: dict[tuple[int, int], _Awaited] = {}
+    queues: Queues, operation_times: OperationTimes, message_times: MessageTimes
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """For (device, operation) when the message was sent that arrived last for it, and when it arrived."""
+    latest: dict[tuple[int, int], tuple[float, float]] = {}
     for (src, dst), messages in queues.messages.items():
         ends = operation_times[src][1]
-        for message, arrived_s in zip(messages, transfer_times[src, dst].arrivals, strict=True):
-            key = dst, message.reader
-            known = latest.get(key)
-            if known is None or arrived_s > known.until_s:
-                latest[key] = _Awaited(ends[message.issued], arrived_s)
+        for message, flow in zip(messages, message_times[src, dst], strict=True):
+            known = latest.get((dst, message.reader))
+            if known is None or flow.arrived_s > known[1]:
+                latest[dst, message.reader] = ends[message.issued], flow.arrived_s
     return latest

@@ -4,112 +4,66 @@ A message starts when it is sent, its receive is posted and the previous message
 """
 
 from collections.abc import Sequence
+from functools import partial
 
-from attrs import frozen
+from attrs import define, field
 
 from ..core.cluster.cluster import Cluster
 from ..core.cluster.routing import path_latency_s, path_rate
 from ..core.plan.items import Message
 from .device import DeviceQueue
-from .network.flows import Flow, FlowTimes, Route
-from .network.network import Network
+from .network import Flow, Network, Route
 
 
-@frozen
-class QueueTimes:
-    """The messages from one device to another.
-
-    Args:
-        flows: in order.
-        starts, arrivals: when each started, and when it had arrived.
-    """
-
-    flows: list[FlowTimes]
-    starts: list[float]
-    arrivals: list[float]
-
-
-class Transfer(Flow):
-    """One message in flight."""
-
-    __slots__ = ("arrived_s", "channel", "message")
-
-    def __init__(self, message: Message, channel: "Channel") -> None:
-        super().__init__(channel.route, message.bytes)
-        self.message = message
-        self.channel = channel
-        self.arrived_s = 0.0
-
-    def drained(self) -> None:
-        """The next message of the channel may start."""
-        self.channel.advance()
-
-    def arrived(self) -> None:
-        """The receiver has it."""
-        self.arrived_s = self.channel.network.environment.now
-        self.channel.receiver.arrived(self.message.reader)
-
-
+@define(eq=False)
 class Channel:
     """The messages from one device to another.
 
     Args:
-        receiver: compute queue of the receiving device.
-        eager: a send needs no posted receive.
+        posted: number of posted receives; all from the start if a send needs none.
+
+    Attributes:
+        flows: the messages, in order.
     """
 
-    __slots__ = ("issued", "network", "posted", "receiver", "route", "started", "transfers")
+    _network: Network
+    _route: Route
+    _posted: int
+    flows: list[Flow] = field(factory=list, init=False)
+    _issued: int = field(default=0, init=False)
+    _started: int = field(default=0, init=False)
 
-    def __init__(
-        self, network: Network, route: Route, messages: Sequence[Message], receiver: DeviceQueue, eager: bool
-    ) -> None:
-        self.network = network
-        self.route = route
-        self.receiver = receiver
-        self.transfers = [Transfer(message, self) for message in messages]
-        self.issued = 0
-        self.posted = len(messages) if eager else 0
-        self.started = 0
-
-    def close(self) -> None:
-        """Drop all references, so that everything is freed at once."""
-        self.transfers.clear()
+    def add(self, message: Message, receiver: DeviceQueue) -> None:
+        """Add the next message, which an operation of the receiver awaits."""
+        receiver.pending[message.reader] += 1
+        arrived = partial(receiver.arrived, message.reader)
+        self.flows.append(Flow(self._route, message.bytes, arrived, self._advance))
 
     def issue(self) -> None:
         """The sender reached the next send."""
-        self.issued += 1
-        if self.issued <= self.posted:
-            self.advance()
+        self._issued += 1
+        if self._issued <= self._posted:
+            self._advance()
 
     def post(self) -> None:
         """The receiver reached the next receive."""
-        self.posted += 1
-        if self.posted <= self.issued:
-            self.advance()
+        self._posted += 1
+        if self._posted <= self._issued:
+            self._advance()
 
-    def advance(self) -> None:
-        """Start the messages that are ready."""
-        network, transfers = self.network, self.transfers
+    def _advance(self) -> None:
+        """Start the messages that are ready; also called when one has drained and the next one waits for that."""
+        network, flows = self._network, self.flows
         now = network.environment.now
-        ready = min(self.issued, self.posted)
-        while self.started < ready:
-            if self.started:
-                ahead = transfers[self.started - 1]
+        ready = min(self._issued, self._posted)
+        while self._started < ready:
+            if self._started:
+                ahead = flows[self._started - 1]
                 if ahead.drained_s > now:
                     network.mark_drained(ahead)
                     return
-            self.started += 1
-            network.start(transfers[self.started - 1])
-
-
-def queue_times(channel: Channel) -> QueueTimes:
-    """The times of a channel's messages."""
-    transfers = channel.transfers
-    return QueueTimes(
-        [transfer.times for transfer in transfers],
-        [transfer.start_s for transfer in transfers],
-        [transfer.arrived_s for transfer in transfers],
-    )
+            self._started += 1
+            network.start(flows[self._started - 1])
 
 
 def connect(
@@ -124,16 +78,17 @@ def connect(
 
     Args:
         devices: by rank, not yet started.
+        eager: a send needs no posted receive.
     """
     channels = {}
     for (src, dst), messages in queues.items():
         path = cluster.path(src, dst)
         route = network.route(path, path_latency_s(path), path_rate(path))
-        channel = channels[src, dst] = Channel(network, route, messages, devices[dst], eager)
-        issue, sender, awaited = channel.issue, devices[src].between, devices[dst].pending
+        channel = channels[src, dst] = Channel(network, route, len(messages) if eager else 0)
+        issue, sender = channel.issue, devices[src].between
         for message in messages:
+            channel.add(message, devices[dst])
             sender[message.issued + 1].append(issue)
-            awaited[message.reader] += 1
     # At one position a device issues its sends before it posts its receives.
     for (src, dst), messages in queues.items():
         post, receiver = channels[src, dst].post, devices[dst].between

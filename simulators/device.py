@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from attrs import define, field
 from simpy import Environment, Event
 from simpy.events import Timeout
 
 
+@define(eq=False)
 class DeviceQueue:
     """A device's compute queue. An operation costs one SimPy event: its end.
 
@@ -21,20 +23,20 @@ class DeviceQueue:
         starts, ends: times of the operations that have started and ended.
     """
 
-    __slots__ = (
-        "_on_end", "between", "ends", "environment", "flows", "idle", "pending", "position", "seconds", "starts",
-    )  # fmt: skip
+    _environment: Environment
+    seconds: Sequence[float]
+    pending: list[int] = field(init=False)
+    between: list[list[Callable[[], None]]] = field(init=False)
+    flows: list[Callable[[], None] | None] = field(factory=list, init=False)
+    starts: list[float] = field(factory=list, init=False)
+    ends: list[float] = field(factory=list, init=False)
+    position: int = field(default=0, init=False)
+    _idle: bool = field(default=True, init=False)
+    _on_end: Callable[[Event], None] = field(init=False)
 
-    def __init__(self, environment: Environment, seconds: Sequence[float]) -> None:
-        self.environment = environment
-        self.seconds = seconds
-        self.pending = [0] * len(seconds)
-        self.between: list[list[Callable[[], None]]] = [[] for _ in range(len(seconds) + 1)]
-        self.flows: list[Callable[[], None] | None] = []
-        self.starts: list[float] = []
-        self.ends: list[float] = []
-        self.position = 0
-        self.idle = True
+    def __attrs_post_init__(self) -> None:
+        self.pending = [0] * len(self.seconds)
+        self.between = [[] for _ in range(len(self.seconds) + 1)]
         self._on_end = self._end
 
     @property
@@ -42,12 +44,8 @@ class DeviceQueue:
         """Whether every operation has ended."""
         return self.position == len(self.seconds)
 
-    def begin(self) -> None:
-        """Issue the work before the first operation, and start the operation if its inputs are there."""
-        self._issue_and_start()
-
     def close(self) -> None:
-        """Drop all references, so that everything is freed at once."""
+        """Drop all references."""
         self.between.clear()
         self.flows.clear()
         del self._on_end
@@ -55,12 +53,12 @@ class DeviceQueue:
     def arrived(self, operation: int) -> None:
         """One input of an operation has arrived."""
         self.pending[operation] -= 1
-        if operation == self.position and self.idle and not self.pending[operation]:
+        if operation == self.position and self._idle and not self.pending[operation]:
             self._start()
 
     def _start(self) -> None:
-        self.idle = False
-        environment = self.environment
+        self._idle = False
+        environment = self._environment
         self.starts.append(environment.now)
         Timeout(environment, self.seconds[self.position]).callbacks.append(self._on_end)
 
@@ -73,12 +71,13 @@ class DeviceQueue:
 
     def finish(self) -> None:
         """The operation has ended, with its flow."""
-        self.ends.append(self.environment.now)
+        self.ends.append(self._environment.now)
         self.position += 1
-        self.idle = True
-        self._issue_and_start()
+        self._idle = True
+        self.begin()
 
-    def _issue_and_start(self) -> None:
+    def begin(self) -> None:
+        """Issue the work before the next operation, and start the operation if its inputs are there."""
         position = self.position
         for issue in self.between[position]:
             issue()

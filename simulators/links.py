@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ..core.cluster.cluster import Cluster
 from ..core.trace.trace import LinkTrack
-from .network.flows import Direction, FlowTimes
+from .network import Direction, FlowTimes
 
 
 @frozen

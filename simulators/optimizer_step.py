@@ -24,7 +24,7 @@ from ..core.plan.kinds import Movement
 from ..core.plan.plan import Plan
 from ..core.trace.trace import COMPUTE_QUEUE
 from .device import DeviceQueue
-from .network.network import Network
+from .network import Network
 from .tasks import RunningTask
 
 _PASSED_ON_BYTES = 8

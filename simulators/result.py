@@ -3,6 +3,7 @@ the schema that simulator and runtimes share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 
 import numpy
 from attrs import frozen
@@ -28,10 +29,9 @@ from ..core.trace.trace import (
     send_queue,
 )
 from .bubbles import device_bubbles
-from .channels import QueueTimes
 from .hosts import CopyUse, HostUse, copy_uses, host_uses
 from .links import LinkUse, link_rates, link_uses
-from .network.flows import FlowTimes
+from .network import FlowTimes
 from .tasks import TaskTimes
 
 
@@ -45,7 +45,7 @@ class SimulationResult:
         cluster: its devices in the order of ranks.
         queues: of the lowered plan with all its replicas.
         operation_times: per device the starts and the ends of its operations.
-        queue_times: per ordered pair of devices its messages.
+        messages: per ordered pair of devices its messages, in order.
         tasks: the items of tasks other than compute and messages: host copies, reductions, and SYNC if the plan has
             one; device by device in the order issued.
         task_flows: flows of the tasks.
@@ -56,7 +56,7 @@ class SimulationResult:
     cluster: Cluster
     queues: Queues
     operation_times: tuple[tuple[list[float], list[float]], ...]
-    queue_times: Mapping[tuple[int, int], QueueTimes]
+    messages: Mapping[tuple[int, int], Sequence[FlowTimes]]
     tasks: tuple[TaskTimes, ...] = ()
     task_flows: tuple[FlowTimes, ...] = ()
 
@@ -113,17 +113,20 @@ class SimulationResult:
     @cached_property
     def transfer_times(self) -> dict[tuple[int, int], tuple[list[float], list[float]]]:
         """Per ordered pair of devices the starts and the arrivals of its messages."""
-        return {pair: (times.starts, times.arrivals) for pair, times in self.queue_times.items()}
+        return {
+            pair: ([flow.start_s for flow in flows], [flow.arrived_s for flow in flows])
+            for pair, flows in self.messages.items()
+        }
 
     @cached_property
     def bubbles(self) -> tuple[dict[str, float], ...]:
         """Per device its idle seconds by cause (``panpipe.simulators.bubbles.CAUSES``)."""
-        return device_bubbles(self.queues, self.operation_times, self.queue_times, self.tasks, self.step_s)
+        return device_bubbles(self.queues, self.operation_times, self.messages, self.tasks, self.step_s)
 
     @cached_property
     def timelines(self) -> tuple[Timeline, ...]:
         """Per device its memory over the step."""
-        arrivals = {pair: times.arrivals for pair, times in self.queue_times.items()}
+        arrivals = {pair: times[1] for pair, times in self.transfer_times.items()}
         return device_timelines(self.plan, self.costs, self.queues, self.operation_times, arrivals)
 
     @cached_property
@@ -186,8 +189,7 @@ class SimulationResult:
     @cached_property
     def flows(self) -> tuple[FlowTimes, ...]:
         """All flows: the messages, queue by queue, then the tasks' flows."""
-        messages = (flow for times in self.queue_times.values() for flow in times.flows)
-        return (*messages, *self.task_flows)
+        return (*chain.from_iterable(self.messages.values()), *self.task_flows)
 
     @cached_property
     def trace(self) -> Trace:

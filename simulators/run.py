@@ -18,10 +18,10 @@ from ..core.plan.plan import Plan
 from ..core.policies.sharding import replica_costs
 from ..core.timing.orders import run_alone
 from ..core.validation.validate import CheckedActions, check_placed
-from .channels import connect, queue_times
+from .channels import connect
 from .device import DeviceQueue
 from .hosts import DIRECTIONS
-from .network.network import Network
+from .network import Network
 from .optimizer_step import OptimizerStep, validate_afterwards, with_sync
 from .result import SimulationResult
 from .tasks import run_tasks, task_flows, task_times
@@ -117,15 +117,18 @@ def _run(
         cluster,
         queues,
         tuple((device.starts, device.ends) for device in devices),
-        {pair: queue_times(channel) for pair, channel in channels.items()},
+        {pair: [flow.times for flow in channel.flows] for pair, channel in channels.items()},
         task_times([running for running in tasks if plan.sync or running.task.kind is not Kind.SYNC]),
         (*task_flows(tasks), *(flow.times for flow in sum_flows)),
     )
+    # All references between them end here, so that everything is freed at once: collecting cycles would take as long as
+    # a run.
     network.close()
     for channel in channels.values():
-        channel.close()
+        channel.flows.clear()
     for running in tasks:
-        running.close()
+        running.on_end.clear()
+        running.steps.clear()
     for device in devices:
         device.close()
     return result

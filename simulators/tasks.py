@@ -28,8 +28,7 @@ from ..core.plan.items import Task
 from ..core.plan.kinds import Movement, movement
 from ..core.plan.plan import Plan
 from .device import DeviceQueue
-from .network.flows import FlowTimes, Route, Shipment
-from .network.network import Network
+from .network import Flow, FlowTimes, Network, Route
 
 
 @frozen
@@ -83,8 +82,7 @@ class RunningTask:
         self.network, self.task, self.bytes, self.ahead = network, task, moved.bytes, ahead
         self.delay_s = moved.seconds
         self.steps = [
-            [Shipment(_route(network, phase, routes), phase.bytes, self._arrived) for phase in step]
-            for step in moved.steps
+            [Flow(_route(network, phase, routes), phase.bytes, self._arrived) for phase in step] for step in moved.steps
         ]
         self.on_end: list[Callable[[], None]] = []
         self.joined_s = [0.0] * len(task.items)
@@ -106,11 +104,6 @@ class RunningTask:
             self.joined_s[member] = self.network.environment.now
             self._absent -= 1
             self._start()
-
-    def close(self) -> None:
-        """Drop all references, so that everything is freed at once."""
-        self.on_end.clear()
-        self.steps.clear()
 
     def _start(self) -> None:
         if self._absent or (self.ahead is not None and not self.ahead.ended):

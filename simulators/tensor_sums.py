@@ -8,6 +8,7 @@ waits for each, so the sum is the same::
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from attrs import frozen
 
@@ -17,8 +18,7 @@ from ..core.cluster.tensor_groups import GroupedCluster
 from ..core.costs.costs import StageCosts
 from ..core.costs.reductions import TensorReductions
 from .device import DeviceQueue
-from .network.flows import Flow, Route, Shipment
-from .network.network import Network
+from .network import Flow, Network, Route
 
 _Part = tuple[int, int, float]
 _PARTS: Mapping[Kind, Callable[[TensorReductions], _Part]] = {
@@ -97,13 +97,9 @@ def connect_sums(
                 if over not in routes:
                     ring = cluster.ring(number, over)
                     routes[over] = network.route(ring.crossings, 0.0, ring.bytes_per_s)
-                flow = Shipment(routes[over], size, then)
+                flow = Flow(routes[over], size, then)
                 flows.append(flow)
-                then = _start_of(network, flow)
+                then = partial(network.start, flow)
             if found.parts:
                 queue.flows[position] = then
     return flows
-
-
-def _start_of(network: Network, flow: Flow) -> Callable[[], None]:
-    return lambda: network.start(flow)

@@ -38,7 +38,7 @@ def alone_is_simulated(plan):
         close(own[0], other[0])
         close(own[1], other[1])
     for pair, arrivals in engine.arrivals.items():
-        close(arrivals, result.queue_times[pair].arrivals)
+        close(arrivals, result.transfer_times[pair][1])
 
 
 def score_is_simulated(plan):

@@ -90,7 +90,7 @@ class Bounded(Summing):
     """No more than fifty messages wait for their receives."""
 
     def send(self, tensors, peer):
-        if len(self.exchange.channel(self.device, peer).sends) == 50:
+        if len(self.exchange.channels[self.device, peer].sends) == 50:
             raise BufferError("50 messages are in flight")
         return super().send(tensors, peer)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.links.shared import groups_to_measure, shared_links
 from panpipe.core.cluster.routing import Link
-from panpipe.simulators.network.network import fair_rates
+from panpipe.simulators.network import fair_rates
 
 
 def rates(cluster, flows):

@@ -18,14 +18,154 @@ has no more. (Bertsekas and Gallager, "Data Networks", section 6.5.2.)
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar, cast
 
+from attrs import define, field
 from simpy import Environment, Event
 from simpy.events import Timeout
 
-from ...core.cluster.routing import Link
-from .flows import INFINITE, DirectedLink, Direction, Flow, Route
+from ..core.cluster.routing import Link
+
+INFINITE = float("inf")
+
+
+Direction = tuple[str, str]
+"""A link in one direction: names of the devices or hubs at its start and end."""
+
+
+class Piece(NamedTuple):
+    """A part of a flow's time in which its rate did not change.
+
+    Args:
+        start_s, end_s: when.
+        rate: bytes/s over each path of the flow.
+        held_by: the full link that limits its rate; None without contention.
+    """
+
+    start_s: float
+    end_s: float
+    rate: float
+    held_by: Direction | None
+
+
+class FlowTimes(NamedTuple):
+    """Bytes that drained through links.
+
+    Args:
+        links: the links crossed; each is listed as often as it was crossed.
+        bytes: over each path.
+        bytes_per_s: rate without contention.
+        start_s, drained_s: when the first and the last byte left.
+        arrived_s: when the last byte had arrived.
+        pieces: from start to end; None is one piece at ``bytes_per_s``.
+    """
+
+    links: tuple[Direction, ...]
+    bytes: float
+    bytes_per_s: float
+    start_s: float
+    drained_s: float
+    arrived_s: float
+    pieces: tuple[Piece, ...] | None = None
+
+    @property
+    def alone_s(self) -> float:
+        """Time from start to end without contention."""
+        return self.bytes / self.bytes_per_s
+
+    @property
+    def all_pieces(self) -> tuple[Piece, ...]:
+        """Its rate from start to end."""
+        if self.pieces is not None:
+            return self.pieces
+        return (Piece(self.start_s, self.drained_s, self.bytes_per_s, None),)
+
+
+@define(eq=False)
+class DirectedLink:
+    """One direction of a link, or both together; ``flows`` drain through it, or have drained without an event.
+
+    Args:
+        direction: names of its start and end; of both together that from the link's a to its b.
+    """
+
+    direction: Direction
+    bytes_per_s: float
+    flows: "list[Flow]" = field(factory=list)
+
+    def drop_drained(self, now: float) -> None:
+        """Remove flows that have drained: a flow without contention has no event that would remove it."""
+        self.flows = [flow for flow in self.flows if flow.drained_s > now]
+
+
+@define(eq=False)
+class Route:
+    """The route of one or several flows.
+
+    Args:
+        directions: of the links that it crosses, each as often as it is crossed.
+        links: the same links; and, for those whose directions share a rate, both directions together.
+        latency_s: seconds from the last byte's leaving to its arrival.
+        bytes_per_s: rate without contention.
+        shared: the links that may slow it down because other routes cross them too; without those that can never be
+            full, and those that are full only when another of them is.
+        crossed: each of the shared ones once.
+    """
+
+    directions: tuple[Direction, ...]
+    links: tuple[DirectedLink, ...]
+    latency_s: float
+    bytes_per_s: float
+    shared: tuple[DirectedLink, ...] = ()
+    crossed: tuple[DirectedLink, ...] = ()
+
+
+@define(eq=False)
+class Flow:
+    """Bytes in flight.
+
+    Args:
+        size: bytes over each path of the route.
+        on_arrival: called when its last byte has arrived.
+        on_drained: called when its last byte has left, if that is an event; None for most flows.
+
+    Attributes:
+        left: bytes that have not left yet, at its last change of rate.
+        awaited: whether it has an event for the time when it has drained.
+        pieces: None is one, at the route's rate.
+        timer: the valid arrival event; older ones are ignored.
+    """
+
+    route: Route
+    size: float
+    on_arrival: Callable[[], None]
+    on_drained: Callable[[], None] | None = None
+    left: float = 0.0
+    rate: float = 0.0
+    held_by: DirectedLink | None = None
+    start_s: float = 0.0
+    since_s: float = 0.0
+    drained_s: float = INFINITE
+    arrived_s: float = 0.0
+    awaited: bool = False
+    pieces: list[Piece] | None = None
+    timer: Event | None = None
+
+    def end_piece(self, now: float) -> None:
+        """Its rate changes, or it has drained."""
+        if now > self.since_s:
+            held_by = None if self.held_by is None else self.held_by.direction
+            self.pieces = self.pieces or []
+            self.pieces.append(Piece(self.since_s, now, self.rate, held_by))
+            self.since_s = now
+
+    @property
+    def times(self) -> FlowTimes:
+        """Its times."""
+        pieces, route = None if self.pieces is None else tuple(self.pieces), self.route
+        times = self.start_s, self.drained_s, self.arrived_s
+        return FlowTimes(route.directions, self.size, route.bytes_per_s, *times, pieces)
 
 
 class Network:
@@ -53,7 +193,8 @@ class Network:
             if link.both_bytes_per_s is not None:
                 both = DirectedLink((link.a, link.b), link.both_bytes_per_s)
                 duplex.append(self.duplex.setdefault(both.direction, both))
-        route = Route(links, latency_s, bytes_per_s, duplex)
+        directions = tuple(link.direction for link in links)
+        route = Route(directions, (*links, *duplex), latency_s, bytes_per_s)
         self.routes.append(route)
         return route
 
@@ -74,7 +215,7 @@ class Network:
             route.crossed = tuple(dict.fromkeys(route.shared))
 
     def close(self) -> None:
-        """Drop all references, so that everything is freed at once: collecting cycles would take as long as a run."""
+        """Drop all references."""
         for link in (*self.links.values(), *self.duplex.values()):
             link.flows.clear()
         del self._on_arrival, self._on_wake, self._on_change
@@ -83,7 +224,7 @@ class Network:
         """Start a flow."""
         now = self.environment.now
         route = flow.route
-        flow.start_s = flow.since_s = now
+        flow.start_s, flow.since_s, flow.left = now, now, flow.size
         if flow.left:
             alone = True
             for link in route.crossed:
@@ -138,15 +279,16 @@ class Network:
             for link in flow.route.crossed:
                 link.drop_drained(now)
                 self._change(link.flows)
-            flow.drained()
+            if flow.on_drained is not None:
+                flow.on_drained()
         if not self._changed:
             self._wake_up()
 
     def _arrive(self, event: Event) -> None:
         flow = cast(Flow, event.value)
         if flow.timer is event:
-            flow.timer = None
-            flow.arrived()
+            flow.timer, flow.arrived_s = None, self.environment.now
+            flow.on_arrival()
 
     def _change(self, flows: Sequence[Flow]) -> None:
         """Compute the rates of these flows, and of all that share links with them, after all events of the current

@@ -5,13 +5,12 @@ from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.lowering.lowering import lower
-from panpipe.simulators.network.flows import Shipment
-from panpipe.simulators.network.network import Network
+from panpipe.simulators.network import Flow, Network
 from panpipe.simulators.run import simulate
 from simpy import Environment
 from simpy.events import Timeout
 
-from ...support.plans import orders, plan_of
+from ..support.plans import orders, plan_of
 
 
 def star(rates, latency_s=0.0):
@@ -106,7 +105,7 @@ def flows(cluster, *messages):
     for key, (start_s, src, dst, size) in enumerate(messages):
         path = cluster.path(src, dst)
         route = network.route(path, sum(link.latency_s for link, _ in path), min(link.bytes_per_s for link, _ in path))
-        flow = Shipment(route, size, lambda key=key: arrived.setdefault(key, environment.now))
+        flow = Flow(route, size, lambda key=key: arrived.setdefault(key, environment.now))
         Timeout(environment, start_s).callbacks.append(lambda _, flow=flow: network.start(flow))
     network.find_shared()
     environment.run()

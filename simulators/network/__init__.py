@@ -1,1 +1,0 @@
-"""Flows over links that they share."""
