@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from attrs import define, field
 from torch import Tensor
 
 from ..core.errors import WorkerError, message_of
@@ -40,14 +41,12 @@ instead of 247 µs (torch 2.13, loopback).
 """
 
 
+@define(eq=False)
 class _Sent:
     """A message in flight. gloo's handles can only be waited for; they have no test for completion."""
 
-    __slots__ = ("_rank", "_works")
-
-    def __init__(self, works: list[Any], rank: int) -> None:
-        self._works = works
-        self._rank = rank
+    _works: list[Any]
+    _rank: int
 
     def wait(self) -> None:
         try:
@@ -58,19 +57,21 @@ class _Sent:
         self._works = []  # they reference the tensors, and a trace keeps the handle
 
 
+@define(eq=False)
 class _Receive:
     """A receive that is posted immediately or later, and never before the earlier ones in its queue."""
 
-    __slots__ = ("_buffers", "_group", "_peer", "_queue", "_rank", "_targets", "_works")
+    _group: Any
+    _queue: "deque[_Receive]"
+    _targets: Sequence[Tensor]
+    _peer: int
+    _rank: int
+    _buffers: Sequence[Tensor] = field(init=False)
+    _works: list[Any] | None = None
 
-    def __init__(self, group: Any, queue: "deque[_Receive]", buffers: Sequence[Tensor], peer: int, rank: int) -> None:
-        self._group = group
-        self._rank = rank
-        self._queue = queue
-        self._buffers, self._targets = _on_host(buffers), buffers
-        self._peer = peer
-        self._works: list[Any] | None = None
-        queue.append(self)
+    def __attrs_post_init__(self) -> None:
+        self._buffers = _on_host(self._targets)
+        self._queue.append(self)
 
     def post(self) -> None:
         """Post all earlier receives in the queue, then this one."""
@@ -96,16 +97,15 @@ class _Receive:
             raise WorkerError.stopped_answering([self._rank], lost(error)) from error
 
 
+@define(eq=False)
 class _Sum:
     """A sum in flight: gloo's ring all-reduce, in which one rank sums each part and the others receive it."""
 
-    __slots__ = ("_end", "_summed", "_target", "_work", "ended_ns")
-
-    def __init__(self, end: "GlooBackend", work: Any, summed: Tensor, target: Tensor) -> None:
-        self._end = end
-        self._work = work
-        self._summed, self._target = summed, target
-        self.ended_ns: int | None = None
+    _end: "GlooBackend"
+    _work: Any
+    _summed: Tensor
+    _target: Tensor
+    ended_ns: int | None = None
 
     def watch(self) -> None:
         """Record the end of the sum in ``ended_ns``, by ``time.perf_counter_ns``. gloo's thread sets it before `wait`

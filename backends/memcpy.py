@@ -27,17 +27,30 @@ from .streams import streams_of
 
 @define(eq=False)
 class _Transfer:
-    """One end of a message, and its completion.
+    """One end of a message, and its handle.
 
     Args:
         tensors: the tensors to send, or the buffers to receive into.
         ready: the event after which they may be read or written; None for devices without streams.
+        span: timed events before and after the copy, on the sender's device; None for devices without streams.
     """
 
+    exchange: "Exchange"
     tensors: Sequence[Tensor]
     ready: Any
     done: threading.Event = field(factory=threading.Event)
     span: tuple[Any, Any] | None = None
+
+    def wait(self) -> None:
+        """See :class:`Handle`."""
+        self.done.wait()
+        self.exchange.check()
+        if self.span is not None and self.tensors:
+            device = self.tensors[0].device
+            streams = streams_of(device)
+            assert streams is not None
+            streams.wait(streams.current(device), self.span[1])
+        self.tensors = ()  # frees them: a trace keeps the handle for its span
 
 
 @define(eq=False)
@@ -54,18 +67,14 @@ class Exchange:
 
     def __init__(self, devices: int) -> None:
         self.devices = devices
-        self._channels = {(a, b): _Channel() for a in range(devices) for b in range(devices)}
+        self.channels = {(a, b): _Channel() for a in range(devices) for b in range(devices)}
         self.failure: tuple[int, BaseException] | None = None
-
-    def channel(self, sender: int, receiver: int) -> _Channel:
-        """The channel between two devices."""
-        return self._channels[sender, receiver]
 
     def fail(self, device: int, failure: BaseException) -> None:
         """Record that device ``device`` stopped, and wake all waiting threads."""
         if self.failure is None:
             self.failure = device, failure
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             with channel.lock:
                 for transfer in (*channel.sends, *channel.receives):
                     transfer.done.set()
@@ -75,31 +84,6 @@ class Exchange:
         if self.failure is not None:
             device, failure = self.failure
             raise WorkerError(f"device {device} stopped: {described(failure)}") from failure
-
-
-class _MemcpyHandle:
-    __slots__ = ("_exchange", "_transfer")
-
-    def __init__(self, exchange: Exchange, transfer: _Transfer) -> None:
-        self._exchange = exchange
-        self._transfer = transfer
-
-    def wait(self) -> None:
-        self._transfer.done.wait()
-        if self._exchange.failure is not None:
-            self._exchange.check()
-        transfer = self._transfer
-        if transfer.span is not None and transfer.tensors:
-            device = transfer.tensors[0].device
-            streams = streams_of(device)
-            assert streams is not None
-            streams.wait(streams.current(device), transfer.span[1])
-        transfer.tensors = ()  # frees them: a trace keeps the handle for its span
-
-    @property
-    def span(self) -> tuple[Any, Any] | None:
-        """Timed events before and after the copy, on the sender's device; None for devices without streams."""
-        return self._transfer.span
 
 
 class MemcpyBackend(Backend):
@@ -123,9 +107,9 @@ class MemcpyBackend(Backend):
         return self._meet((peer, self.device), buffers, sending=False)
 
     def _meet(self, pair: tuple[int, int], tensors: Sequence[Tensor], *, sending: bool) -> Handle:
-        channel = self.exchange.channel(*pair)
+        channel = self.exchange.channels[pair]
         mine, theirs = (channel.sends, channel.receives) if sending else (channel.receives, channel.sends)
-        transfer = _Transfer(tensors, _ready(tensors))
+        transfer = _Transfer(self.exchange, tensors, _ready(tensors))
         with channel.lock:
             self.exchange.check()  # under the lock: `fail` wakes the transfers that are in the channel under it
             other = theirs.popleft() if theirs else None
@@ -139,7 +123,7 @@ class MemcpyBackend(Backend):
                 self.exchange.fail(self.device, error)
                 other.done.set()  # it is in no channel any more, so that `fail` does not wake it
                 raise
-        return _MemcpyHandle(self.exchange, transfer)
+        return transfer
 
     def close(self, failure: BaseException | None = None) -> None:
         if failure is not None:

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from zlib import crc32
 
@@ -59,12 +59,10 @@ def add_up_in_flight(bench: Bench) -> None:
     for peer, (sent,), handle, (got,) in arriving:
         handle.wait()
         expect(got, sent, f"a message from device {peer} among sums")
-    for handle, _, _ in reversed(sums):
-        handle.wait()
+    _wait_for(handle for handle, _, _ in reversed(sums))
     for _, tensor, wanted in sums:
         _expect_sum(bench, tensor, wanted)
-    for handle, _ in flying:
-        handle.wait()
+    _wait_for(handle for handle, _ in flying)
 
 
 def reach_all(bench: Bench) -> None:
@@ -124,7 +122,7 @@ def end_without_waits_of_others(bench: Bench) -> None:
             expect(after, torch.full((2,), float(count)), f"a sum for which device {first} came last")
 
 
-def _wait_for(handles: Sequence[Handle]) -> None:
+def _wait_for(handles: Iterable[Handle]) -> None:
     for handle in handles:
         handle.wait()
 
@@ -154,8 +152,7 @@ def _expect_sum(bench: Bench, found: Tensor, wanted: Tensor) -> None:
         handle.wait()
         if not same(there, here):
             raise BrokenRuleError(f"{what} differs in bits from that on device {peer}")
-    for handle in flying:
-        handle.wait()
+    _wait_for(flying)
 
 
 def _expect_close(found: Tensor, wanted: Tensor, what: str, devices: int) -> None:
@@ -203,8 +200,7 @@ def keep_order(bench: Bench) -> None:
                     f"message {found:g} from device {sender:g} to {receiver:g} arrived where message {number} from "
                     f"device {peer} to {me} was due"
                 )
-    for handle, _ in flying:
-        handle.wait()
+    _wait_for(handle for handle, _ in flying)
 
 
 def send_first(bench: Bench) -> None:
@@ -225,8 +221,7 @@ def receive_first(bench: Bench) -> None:
     for peer, n, handle, (got,) in arriving:
         handle.wait()
         expect(got, payload((1 + 20_000 * n,), torch.float32, peer, n), f"message {n} from device {peer}")
-    for handle, _ in flying:
-        handle.wait()
+    _wait_for(handle for handle, _ in flying)
 
 
 def many_in_flight(bench: Bench) -> None:
@@ -249,8 +244,7 @@ def wait_in_any_order(bench: Bench) -> None:
     for peer, n, handle, (got,) in reversed(arriving):
         handle.wait()
         expect(got, message(peer, n), f"message {n} from device {peer}, waited for in reverse order")
-    for handle, _ in reversed(flying):
-        handle.wait()
+    _wait_for(handle for handle, _ in reversed(flying))
 
 
 def move_shapes(bench: Bench) -> None:
