@@ -227,7 +227,7 @@ class _Builder:
                 earlier = self._earlier_plans(planning)
                 found = earlier.find() or self._new_plans(planning, earlier)
             else:
-                found = CachedPlans([plan])
+                found = CachedPlans((plan,))
             start = time.perf_counter()
             session = self._first_session(found.plans)
         session.trainer.state.steps = options.run.first_step
@@ -316,7 +316,7 @@ class _Builder:
 
     def _new_plans(self, planning: Planning, earlier: EarlierPlans) -> CachedPlans:
         """The candidates of an automatic plan, the first one first."""
-        found = CachedPlans(planning.candidates())
+        found = CachedPlans(tuple(planning.candidates()))
         release_unused(self.team.where.values())
         earlier.keep(found)
         plan, count = found.plans[0], len(found.plans) - 1
@@ -345,7 +345,7 @@ class _Builder:
 
         session.changes.compare(
             contest,
-            lambda won: earlier.keep(CachedPlans([won.plan], won.fastest)),
+            lambda won: earlier.keep(CachedPlans((won.plan,), won.fastest)),
             planning.fitted,
             None if options.run.compiler is not None else rivals,
         )

@@ -307,7 +307,13 @@ def clock_offset_ns() -> int:
     reading = torch.zeros(1, dtype=torch.int64, device=where)
     for other in range(1, size):
         if rank == 0:
-            offsets[other] = offset_of([_exchange(other, reading) for _ in range(ROUNDS)])
+            rounds = []
+            for _ in range(ROUNDS):
+                sent = time.perf_counter_ns()
+                dist.send(reading, other)
+                dist.recv(reading, other)
+                rounds.append((sent, int(reading), time.perf_counter_ns()))
+            offsets[other] = offset_of(rounds)
         elif rank == other:
             for _ in range(ROUNDS):
                 dist.recv(reading, 0)
@@ -315,13 +321,6 @@ def clock_offset_ns() -> int:
                 dist.send(reading.fill_(time.perf_counter_ns()), 0)
     dist.broadcast(offsets, 0)
     return int(offsets[rank])
-
-
-def _exchange(other: int, reading: torch.Tensor) -> tuple[int, int, int]:
-    sent = time.perf_counter_ns()
-    dist.send(reading, other)
-    dist.recv(reading, other)
-    return sent, int(reading), time.perf_counter_ns()
 
 
 def device_mesh(wanted: Mesh | None) -> tuple[Mesh, DeviceMesh]:

@@ -159,6 +159,16 @@ class Team(ABC):
         if failure is not None:
             raise failure
 
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """A context of which all processes raise a RequestError if any of them does; all enter it together."""
+        failure: RequestError | None = None
+        try:
+            yield
+        except RequestError as error:
+            failure = error
+        self.agree(failure)
+
     def fail(self, failure: BaseException) -> None:  # noqa: B027 - one process has no others
         """Report to all other processes that this one stops, and why, so that none waits for it."""
 

@@ -32,16 +32,11 @@ def offloads(
     if not plan.memory.offload:
         return {}
     _log_what_stays(plan, compiled, team)
-    failure: Exception | None = None
-    sizes = dict.fromkeys(team.local, 0)
-    try:
+    with team.agreeing():
         _check_tier(tier, where)
         sizes = {device: _arena_bytes(plan, device, compiled) for device in team.local}
-    except RequestError as error:
-        failure = error
-    team.agree(failure)
     _check_hosts(team, sizes, tier)
-    found = {}
+    found, failure = dict[int, DeviceOffload](), None
     try:
         for device, size in sizes.items():
             separate = plan.memory.host_copy_queues == 2

@@ -14,7 +14,6 @@ from ...core.cluster.routing import path_latency_s, path_rate
 from ...core.costs.costs import StageCosts, stage_costs
 from ...core.costs.graph import OpGraph, OpNode
 from ...core.costs.message_overhead import FREE, MessageLine
-from ...core.errors import RequestError
 from ...core.plan.memory_policy import Storage
 from ...core.schedules.problem import folded_placement, looped_placement
 from ...core.search.problem.blocks import Stages
@@ -27,6 +26,8 @@ from ..programs.compiled import compile_stages
 from ..programs.stage_compiler import ProgramOptions
 from ..update.optimizers import OptimizerFactory, stage_optimizer, state_share
 
+TIMES = ("forward_s", "backward_input_s", "backward_weight_s")
+"""The measured times of an operator."""
 OPTIMIZER_STEPS, OPTIMIZER_BYTES = 3, 16 << 20
 """Timed steps of an optimizer, after one that creates its state, and the bytes of parameters that it steps."""
 
@@ -95,15 +96,8 @@ class Measurements:
 
     def graphs(self) -> list[OpGraph]:
         """The operator graph with the times on each device, measured by all of them at once."""
-        return self.team.everywhere(
-            lambda device: profile_operators(
-                self.operators,
-                self.parameters,
-                self.buffers,
-                self.example.microbatch.leaves,
-                device=self.where[device],
-            )
-        )
+        given = self.operators, self.parameters, self.buffers, self.example.microbatch.leaves
+        return self.team.everywhere(lambda device: profile_operators(*given, device=self.where[device]))
 
     def graph(self, graphs: Sequence[OpGraph] = ()) -> OpGraph:
         """The operator graph with the shortest of the times on all devices: noise only makes them longer.
@@ -175,14 +169,9 @@ class Measurements:
         mine = [i for i in range(len(stages)) if place[i] in self.team.local]
         where = {i: self.where[place[i]] for i in mine}
         # Compiled here and not in each thread: all threads share the cache `known`.
-        compiled, failure = None, None
-        try:
+        with self.team.agreeing():
             compiler = None if self.programs.compiler is None else self.programs.compiler.programs
             compiled = compile_stages(self.operators, stages, mine, where, compiler, self.programs.known)
-        except RequestError as error:
-            failure = error
-        self.team.agree(failure)
-        assert compiled is not None
         own = {i: _with_memory(costs[i], i, compiled.programs[i]) for i in mine}
         parts = self.team.everywhere(
             lambda device: {i: (own[i], offloadable_storages(i, compiled, place)) for i in mine if place[i] == device}
@@ -235,9 +224,4 @@ def _with_memory(cost: StageCosts, index: int, programs: StagePrograms) -> Stage
 
 
 def _fastest_node(same: Sequence[OpNode]) -> OpNode:
-    return evolve(
-        same[0],
-        forward_s=min(node.forward_s for node in same),
-        backward_input_s=min(node.backward_input_s for node in same),
-        backward_weight_s=min(node.backward_weight_s for node in same),
-    )
+    return evolve(same[0], **{name: min(getattr(node, name) for node in same) for name in TIMES})

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,6 @@ ABANDONED_S = 3600.0
 """Age, in seconds, at which an incomplete file is removed."""
 
 
-def _tuple(plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    return tuple(plans)
-
-
 @exchanged
 @frozen
 class CachedPlans:
@@ -57,7 +53,7 @@ class CachedPlans:
         fastest: the winner's fastest step of each size; empty without a contest that ended.
     """
 
-    plans: tuple[Plan, ...] = field(converter=_tuple)
+    plans: tuple[Plan, ...]
     fastest: tuple[Turn, ...] = ()
     key: dict[str, str] = field(factory=dict, eq=False)
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import evolve
+from attrs import define, evolve
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
@@ -71,37 +71,35 @@ def profile_operators(
     return evolve(operators.graph, nodes=nodes)
 
 
+@define(eq=False, slots=False)
 class _OperatorTimer:
     """Runs the operators of a captured step one after another, and times some of each kind of work.
 
     Arguments as of `profile_operators`; ``watch`` takes the times.
     """
 
-    def __init__(
-        self,
-        operators: Operators,
-        parameters: Values,
-        buffers: Values,
-        leaves: Sequence[Any],
-        repeats: int,
-        device: torch.device,
-        watch: Stopwatch,
-    ) -> None:
+    _operators: Operators
+    _parameters: Values
+    _buffers: Values
+    _leaves: Sequence[Any]
+    _runs: int
+    _device: torch.device
+    _watch: Stopwatch
+
+    def __attrs_post_init__(self) -> None:
+        operators, device = self._operators, self._device
         step = operators.step
-        self._watch = watch
-        self._operators = operators
         self._keys = {node.name: LoneOperator(operators, node.name).key for node in operators.graph.nodes}
         counts = Counter(self._keys.values())
         self._left = {key: min(count, TIMED) for key, count in counts.items()}
-        self._repeats = {key: -(-repeats // timed) for key, timed in self._left.items()}
+        self._repeats = {key: -(-self._runs // timed) for key, timed in self._left.items()}
         self._spans: dict[Hashable, tuple[list[Span | None], ...]] = {key: ([], [], []) for key in counts}
-        self._device = device
         interpreter = ModalInterpreter if device.type == "cpu" else partial(_OnDevice, device)
         with sources_removed():
             self._interpreter = interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
         self._key = random_key(0, 0, 0)
         self._seen: set[int] = set()
-        self._parameters = {placeholder: parameters[name] for placeholder, name in step.parameters.items()}
+        self._parameters = {placeholder: self._parameters[name] for placeholder, name in step.parameters.items()}
         self._last_reader = {
             source: op.name
             for op in operators.graph.nodes
@@ -112,11 +110,11 @@ class _OperatorTimer:
         for node in step.graph.nodes:
             if node.op == "placeholder":
                 if node.name in step.buffers:
-                    env[node] = materialised(buffers[step.buffers[node.name]], self._device).clone()
+                    env[node] = materialised(self._buffers[step.buffers[node.name]], device).clone()
                 elif node.name in step.constants:
                     env[node] = constant_on(step.constants[node.name], device)
                 elif node.name in step.batch:
-                    leaf = leaves[step.batch[node.name]]
+                    leaf = self._leaves[step.batch[node.name]]
                     env[node] = leaf.to(device) if isinstance(leaf, Tensor) else leaf
             elif node.op == "get_attr":
                 env[node] = step.modules[str(node.target)]

@@ -173,7 +173,7 @@ class PlanChanges:
         if self.replanner is not None:
             self.replanner.forget_programs()
         if self._recorded is not None:
-            self._record(winner.fastest)
+            self.replan_automatically(winner.fastest)
         self._fitted = self._rivals = None  # what was measured
         self._keep(winner)
 
@@ -231,16 +231,12 @@ class PlanChanges:
             raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")
         return self.replanner
 
-    def replan_automatically(self, recorded: Sequence[Turn]) -> None:
+    def replan_automatically(self, turns: Sequence[Turn]) -> None:
         """Find another plan whenever steps are slower for a while, and compare it with the present one.
 
         Args:
-            recorded: the fastest steps of the plan in an earlier run.
+            turns: of the plan, also in an earlier run; later ones are compared with the fastest of nearly their size.
         """
-        self._record(recorded)
-
-    def _record(self, turns: Sequence[Turn]) -> None:
-        """Compare later steps with these alone: with the fastest of nearly the same size."""
         self._recorded = Candidate(self._trainer.plan, list(turns)).fastest
 
     def _look_at(self, turns: Sequence[Turn]) -> None:
@@ -253,7 +249,7 @@ class PlanChanges:
         )
         if len(pairs) < FEWEST or slower <= 1 + SLOWER:
             self._pause = 1
-            self._record([*known.values(), *turns])
+            self.replan_automatically([*known.values(), *turns])
             return
         first, contest = self._trainer.team.first, None
         if first:
@@ -268,5 +264,5 @@ class PlanChanges:
             if first:
                 LOGGER.warning("%s", error)
         # The present times are those of the plan now; after attempts without a better plan it waits longer.
-        self._record([] if contest is not None else turns)
+        self.replan_automatically([] if contest is not None else turns)
         self._pause = 1 if contest is not None else min(2 * self._pause, LONGEST)

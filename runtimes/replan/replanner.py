@@ -32,11 +32,11 @@ from ..batch.example import Example
 from ..checkpoint.checkpoints import Checkpoints
 from ..planning.automatic import Planning
 from ..planning.contest import Contest
+from ..planning.measurements import TIMES
 from ..profile.measured_cluster import measured_cluster
 from ..programs.stage_compiler import ProgramOptions
 from ..settings import PlanningOptions
 from ..trainer import Trainer
-from ..training.plan_setup import PlanSetup
 from ..weights.remote_tensors import as_meta_tensors
 from .moving import HELD, MovedWeights, movable, moved_state
 
@@ -44,12 +44,6 @@ LEAST_GAIN = 0.05
 """Share by which the present plan must be predicted to be slower than another one: moving takes some steps, too."""
 SECONDS = 10.0
 """Limit on the search."""
-
-
-def kept_example(example: Example) -> Example:
-    """The example with a copy of its microbatch, so that the user's batch may be freed."""
-    leaves = tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in example.microbatch.leaves)
-    return evolve(example, microbatch=evolve(example.microbatch, leaves=leaves))
 
 
 class Replanner:
@@ -61,7 +55,10 @@ class Replanner:
     """
 
     def __init__(self, example: Example, options: PlanningOptions, programs: ProgramOptions, reads: Any) -> None:
-        self._example, self.options = kept_example(example), options
+        # With a copy of its microbatch, so that the user's batch may be freed.
+        leaves = tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in example.microbatch.leaves)
+        self._example = evolve(example, microbatch=evolve(example.microbatch, leaves=leaves))
+        self.options = options
         self._programs, self._reads = programs, reads
 
     def forget_programs(self) -> None:
@@ -179,7 +176,10 @@ class Replanner:
         team, before, averages = trainer.team, trainer.stages, trainer.averages
         before.ensure_values()
         with before.whole_parameters():
-            parts = self._set_up(trainer, plan, others)
+            with team.agreeing():
+                validate(plan)
+                programs = evolve(self._programs, plans=tuple(others))
+                parts = trainer.set_up_plan(self._example, plan, programs=programs)
             checkpoints.wait()
             state = checkpoints.whole_state()
             written = set(self._example.operators.step.mutated_buffers)
@@ -204,18 +204,6 @@ class Replanner:
                 found.add(section, source.section(section))
             found.items |= {} if scheduler is None else {"scheduler": scheduler}
             checkpoints.load(found)
-
-    def _set_up(self, trainer: Trainer, plan: Plan, others: Sequence[Plan]) -> PlanSetup:
-        """The parts of the trainer for another plan; an error of one rank is raised on all."""
-        parts, failure = None, None
-        try:
-            validate(plan)
-            parts = trainer.set_up_plan(self._example, plan, programs=evolve(self._programs, plans=tuple(others)))
-        except RequestError as error:
-            failure = error
-        trainer.team.agree(failure)
-        assert parts is not None
-        return parts
 
     def _level(self, plan: Plan) -> str:
         """What replicas share in a new plan: as in the present one, or where it is asked for what does not fit."""
@@ -282,16 +270,6 @@ def step_s_on(graphs: Sequence[OpGraph], plan: Plan, message: MessageLine, oracl
 
 def slowed(graph: OpGraph, factor: float) -> OpGraph:
     """The graph with the times of all operators multiplied by ``factor``."""
-    return evolve(
-        graph,
-        nodes=tuple(
-            evolve(
-                node,
-                forward_s=node.forward_s * factor,
-                backward_input_s=node.backward_input_s * factor,
-                backward_weight_s=node.backward_weight_s * factor,
-                optimizer_s=node.optimizer_s * factor,
-            )
-            for node in graph.nodes
-        ),
-    )
+    names = *TIMES, "optimizer_s"
+    nodes = (evolve(node, **{name: getattr(node, name) * factor for name in names}) for node in graph.nodes)
+    return evolve(graph, nodes=tuple(nodes))

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...backends.contract import Backend
-from ...core.errors import RequestError
 from ..devices.compute import compute_device
 from ..launch.team import Team
 from .buckets import Bucket, Sharing, Transfers, buckets_of
@@ -313,16 +312,13 @@ def make_optimizers(
     Raises:
         RequestError: the user's functions return objects that a pipeline cannot use.
     """
-    failure, groups = None, dict[int, list[dict[str, str]]]()
-    try:
+    groups = dict[int, list[dict[str, str]]]()
+    with team.agreeing():
         check_separable(make, trained)
         if any(state.sharing is not None or state.split for state in states.values()):
             check_elementwise(make, trained)
         for index, state in states.items():
             if state.optimizer is not None and state.scheduler is not None:
                 groups[index] = options_of(state.optimizer)
-    except RequestError as error:
-        failure = error
-    team.agree(failure)
     groups_of_all = team.everywhere(lambda _: groups)
     check_groups({index: options for found in groups_of_all for index, options in found.items()})

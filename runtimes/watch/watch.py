@@ -115,14 +115,15 @@ def linger(store: Any, rank: int, others: Sequence[int]) -> None:
 
 def reason_of(failure: BaseException, rank: int, others: Sequence[int], store: Any) -> str:
     """Why all ranks stop after a failure on this one: which ranks are lost, or what this one raised."""
-    known = isinstance(failure, WorkerError)
     # A collective fails if another rank died, without that rank's number.
-    suspects = failure.suspects if known else others if isinstance(failure, RuntimeError) else ()
+    suspects: Sequence[int] = others if isinstance(failure, RuntimeError) else ()
+    cause = failure
+    if isinstance(failure, WorkerError):
+        suspects, cause = failure.suspects, failure.__cause__ or failure
     dead = _missing(store, suspects, _SILENCE_S, lambda position, changed: changed)
-    cause = failure.__cause__ if known and failure.__cause__ is not None else failure
     if dead:
         return shortened(f"{named(dead)} stopped answering: {lost(cause)}")
-    if known:
+    if isinstance(failure, WorkerError):
         return shortened(message_of(failure))
     if isinstance(failure, RuntimeError) and lost(failure) != " ".join(message_of(failure).split()):
         return f"{named(others)} stopped answering rank {rank}: {lost(failure)}"
