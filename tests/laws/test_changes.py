@@ -742,11 +742,12 @@ def closure_counter_that_the_step_reads():
 
 @right
 def losses_that_the_step_keeps():
-    history = []
+    history, meter = [], types.SimpleNamespace(total=0.0)
 
     def step(m, b):
         loss = fit(m, b)
         history.append(loss.item())
+        meter.total += loss.item() * len(b["x"])
         return loss
 
     return Program(chain(), step)

@@ -834,7 +834,64 @@ def use_of_codes_that_is_counted():
     return Program(seeded(Model), step, vectors)
 
 
+class Routed(nn.Module):
+    """Experts that get the rows that are sent to them; what balances them is an attribute, as in many libraries."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(W, 2), nn.ModuleList(nn.Linear(W, W) for _ in range(2))
+        self.losses = []
+
+    def forward(self, x):
+        shares = self.router(x).softmax(-1)
+        chosen, out = shares.argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == number)
+            out = out.index_add(0, rows, shares[rows, number, None] * expert(x[rows]))
+        self.balance = shares.mean(0).square().sum()
+        return out
+
+
+@right
+def loss_that_a_module_with_values_leaves_in_an_attribute():
+    def step(m, b):
+        return F.mse_loss(m(b["x"]), b["y"]) + 0.1 * m[1].balance
+
+    return Program(chain(seeded(Routed)), step, vectors)
+
+
+@refused
+def list_that_a_module_with_values_fills_for_the_step():
+    class Listing(Routed):
+        def forward(self, x):
+            out = super().forward(x)
+            self.losses.append(self.balance)
+            return out
+
+    def step(m, b):
+        m[1].losses.clear()
+        return F.mse_loss(m(b["x"]), b["y"]) + sum(m[1].losses)
+
+    return Program(chain(seeded(Listing)), step, vectors)
+
+
+@right
+def layers_with_dropout_that_are_skipped_at_random():
+    model = nn.ModuleList(nn.Linear(W, W) for _ in range(4)).double()
+
+    def step(m, b):
+        x = m[0](b["x"])
+        for layer in m[1:]:
+            if torch.rand(()).item() < 0.5:
+                continue
+            x = x + F.dropout(torch.tanh(layer(x)), 0.3)
+        return F.mse_loss(x, b["y"])
+
+    return Program(model, step, vectors)
+
+
 FAST = {
+    "layers_with_dropout_that_are_skipped_at_random", "list_that_a_module_with_values_fills_for_the_step",
     "TableInAnAttributeThatIsNoneAtFirst", "BufferThatGrows",
     "BufferThatTheForwardRegisters", "MaskInADictBySize", "table_in_a_global_dict",
     "TableOfAParameter",

@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ..laws.grouped import grouped
 from ..support.cuts import captured_once, even_plan
 from ..support.models import CASES
+from ..support.plans import scheduled
 
 NAME = "batchnorm with a skip"
 F32 = torch.float32
@@ -33,11 +34,34 @@ def plan(devices: int = 2):
     return even_plan(captured_once(CASES[NAME], F32, 8, 4), devices, 4)
 
 
+@pytest.mark.parametrize(("name", "group"), [("memory", "20GB"), ("update", 3), ("run", {})])
+def test_group_of_another_type_is_refused(name, group):
+    with pytest.raises(panpipe.RequestError, match=f"{name} is .*: give a panpipe.{name.capitalize()}, as in"):
+        panpipe.pipeline(nn.Linear(2, 2), lambda model, x: model(x).sum(), torch.ones(2, 2), **{name: group})
+
+
+VIRTUAL = {"backend": "simulator", "devices": "2xA100-40GB"}
+GRAPHS = {"cuda_graphs": True, "optimizer": torch.optim.SGD}
+SCHEDULED = scheduled("1f1b", 2, 4)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"rows": 3}, "3 samples for 4 microbatches.*at most 3 microbatches"),
         ({"microbatches": 0}, "microbatches is 0: give a whole number, at least 1"),
+        ({"microbatches": 2.5}, "microbatches is 2.5: give a whole number, at least 1"),
+        ({"mesh": 2.5}, "mesh is 2.5: give a whole number, at least 1"),
+        ({"plan": SCHEDULED, "microbatches": 5}, "5"),
+        ({"plan": SCHEDULED, "mesh": "pp=3"}, "3"),
+        ({"replan": "auto", **VIRTUAL}, "replan is 'auto', but simulated devices never drift"),
+        ({"compile": "inductor", **VIRTUAL}, "compile is 'inductor', but backend 'simulator' takes"),
+        ({"shard": "optimizer"}, r"Memory\(shard=\) is given without optimizer="),
+        ({"shard": "everything"}, "everything"),
+        ({**GRAPHS, **VIRTUAL}, "captures what GPUs run, and backend 'simulator' has none: leave cuda_graphs out"),
+        ({**GRAPHS, "offload": "auto"}, "does not support offload: .* use Memory.recompute=., or leave cuda_graphs"),
+        ({**GRAPHS, "shard": "parameters"}, "does not support shard='parameters': .* use Memory.shard='optimizer'"),
+        (GRAPHS, "needs CUDA devices, and the model would be on cpu: give devices='cuda'"),
         ({"mesh": "pp=99"}, r"99 stages for \d+ operators.*use at most"),
         ({"mesh": "four"}, "'four' is not a mesh"),
         ({"mesh": "pp=2,dp=2"}, "2 replicas in one process.*torchrun --nproc-per-node 4"),
@@ -55,7 +79,10 @@ def plan(devices: int = 2):
         *(({"clip_norm": norm}, f"clip_norm is {norm!r}: gradients are clipped to") for norm in (0, -1.0, "1", True)),
         ({"clip_norm": float("nan")}, "clip_norm is nan"),
         *(({"timeout_s": time}, "timeout_s is .*: give a finite number") for time in (True, "5", b"5", 10**400, -1)),
-        ({"scaler": 2.0}, r"scaler is 2\.0: losses are scaled by a torch\.amp\.GradScaler"),
+        *(
+            ({"scaler": each}, "scaler is .*: losses are scaled by .*give one, such as torch.amp.GradScaler")
+            for each in (2.0, True, "dynamic")
+        ),
         ({"scheduler": 3}, "scheduler is 3: give a function of an optimizer"),
         ({"scheduler": lambda optimizer: None}, "a scheduler needs an optimizer; give both"),
         ({"plan": "/nowhere/plan.json"}, "cannot read '/nowhere/plan.json'"),

@@ -1,7 +1,8 @@
 """The public class: its properties, its methods with one process, and how it ends."""
 
 import contextlib
-import copy
+import importlib.metadata
+import os
 import re
 import sys
 import threading
@@ -13,6 +14,7 @@ import torch
 from panpipe.core.errors import RequestError
 from torch import nn
 
+from ..support.plans import predicted
 from ..support.training import case_of, pipeline_of
 
 SGD = torch.optim.SGD
@@ -43,17 +45,6 @@ def pipe(made):
     return made[0]
 
 
-def test_gradients_wait_without_an_update(pipe):
-    before = copy.deepcopy(pipe._session.model)
-    pipe.step(BATCH, update=False)
-    assert (pipe.metrics.steps, pipe.metrics.updates) == (1, 0)
-    assert all(map(torch.equal, pipe._session.model.parameters(), before.parameters()))
-    with pytest.raises(RequestError, match="gradients"):
-        pipe.state_dict()
-    pipe.step(BATCH)
-    assert (pipe.metrics.steps, pipe.metrics.updates) == (2, 1)
-
-
 def test_model_parts_and_optimizers_of_this_process(pipe):
     assert {name for own in pipe._session.stage_parameters.values() for name in own} == dict(
         pipe._session.model.named_parameters()
@@ -63,16 +54,6 @@ def test_model_parts_and_optimizers_of_this_process(pipe):
     assert not pipe._trainer.optimizers_lent
     assert all(isinstance(optimizer, SGD) for optimizer in pipe.optimizers.values())
     assert pipe._trainer.optimizers_lent  # their replacement would not be seen
-
-
-def test_average_and_visits_follow_the_parameters(pipe):
-    average = panpipe.weights.ema(pipe, 0.5)
-    first = pipe._session.model[0].weight.detach().clone()
-    pipe.step(BATCH)
-    torch.testing.assert_close(average.tensors["0.weight"], (first + pipe._session.model[0].weight.detach()) / 2)
-    found = panpipe.weights.on_parameters(pipe, lambda name, parameter: parameter.fill_(1.0).sum().item())
-    assert found == {"0.weight": 64.0, "0.bias": 8.0, "2.weight": 64.0, "2.bias": 8.0}
-    assert pipe._session.model[2].bias.tolist() == [1.0] * WIDTH
 
 
 def test_metrics_are_those_of_their_moment(pipe):
@@ -104,27 +85,9 @@ def test_public_names():
     assert len([name for name in dir(panpipe.Pipeline) if not name.startswith("_")]) == 15
 
 
-def test_checkpoint_that_could_not_be_written_is_raised_by_the_next_step_once(pipe, tmp_path, monkeypatch):
-    pipe.step(BATCH)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError):
-        pipe.checkpoint(tmp_path / "file" / "step-1")
-    pipe.checkpoint(tmp_path / "step-1")
-    pipe.step(BATCH)
-    pipe.resume(tmp_path / "step-1")
-    assert pipe.metrics.steps == 1
-
-
 def test_pipeline_that_was_built_by_hand_is_not_planned_again(pipe):
     with pytest.raises(RequestError, match=r"cannot be planned again: build it with panpipe\.pipeline on real devices"):
         pipe.replan()
-
-
-def test_text_has_the_stages_the_steps_and_the_end(pipe):
-    pipe.step(BATCH)
-    assert repr(pipe).startswith("<Pipeline 1 step trained; stages here: 0, 1, on cpu\n")
-    pipe.close()
-    assert repr(pipe).startswith("<Pipeline closed; ")
 
 
 @pytest.mark.parametrize(
@@ -140,6 +103,59 @@ def test_context_closes_and_reports_a_failure_of_this_process(pipe, monkeypatch,
     assert reported == [failure] * told
     with pytest.raises(RequestError, match="the pipeline is closed"):
         pipe.step(BATCH)
+
+
+def test_closed_pipeline_refuses_every_operation(pipe, tmp_path):
+    pipe.step(BATCH)
+    pipe.close()
+    pipe.close()
+    for asked in (
+        lambda: pipe.step(BATCH),
+        lambda: pipe.trace_step(BATCH),
+        lambda: pipe.evaluate(BATCH),
+        lambda: pipe.trace_step(BATCH, evaluate=True),
+        lambda: pipe.forward(BATCH, lambda model, given: model(given)),
+        lambda: pipe.save(tmp_path),
+        lambda: pipe.checkpoint(tmp_path / "1"),
+        lambda: pipe.resume(tmp_path / "1"),
+        pipe.__enter__,
+    ):
+        with pytest.raises(panpipe.RequestError, match=r"the pipeline is closed: .*build another"):
+            asked()
+    assert "closed" in repr(pipe)
+
+
+def test_repr_of_pipeline_and_plan_is_short(pipe):
+    text = repr(predicted(pipe.plan))
+    assert text.startswith("<Plan of Sequential: 1f1b, 2 stages on 2 devices, 2 microbatches; predicted: ")
+    assert text.endswith(" MiB on the fullest device>")
+    pipe.step(BATCH)
+    first, second = repr(pipe).splitlines()
+    assert first == "<Pipeline 1 step trained; stages here: 0, 1, on cpu"
+    assert "<Plan of Sequential: 1f1b, 2 stages on 2 devices" in second
+
+
+def test_package_has_a_version():
+    assert panpipe.__version__ == importlib.metadata.version("panpipe")
+    assert "__version__" in dir(panpipe)
+
+
+def test_pipeline_is_refused_in_a_fork(pipe):
+    pipe.step(BATCH)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            pipe.step(BATCH)
+        except panpipe.RequestError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with open(read, encoding="utf-8") as said:
+        assert f"this process is a fork of process {os.getpid()}, whose pipeline it is" in said.read()
+    pipe.step(BATCH)
 
 
 def test_a_step_enters_the_files_that_the_documentation_lists():

@@ -3,13 +3,7 @@
 import panpipe
 import pytest
 import torch
-from attrs import evolve
-from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step
-from panpipe.core.plan.plan import MemoryPolicy
-from panpipe.core.policies.recompute import recomputed_stages
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.microbatches import split_batch
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,6 +11,7 @@ from ..support.cuts import captured, even_plan
 from ..support.held import measured, predicted, simulated
 from ..support.models import CASES, PYTHON
 from ..support.parity import build
+from ..support.training import case_of, gradients, pipeline_of, unequal
 
 F32 = torch.float32
 PLANS = {
@@ -76,45 +71,22 @@ class PowerIteration(nn.Module):
         return (self.linear(x) * self.direction.sum()).tanh()
 
 
-def trained(recompute, make, step, batch, microbatches=4):
-    torch.manual_seed(0)
-    model = make()
-    plan = with_recompute(even(model, step, batch, microbatches), recompute)
-    pipe = panpipe.pipeline(model, step, batch, plan=plan)
-    losses = [pipe.step(batch).item() for _ in range(2)]
-    gradients = {name: p.grad for name, p in model.named_parameters()}
-    return losses, gradients, dict(model.named_buffers()), pipe
+POWER = case_of(
+    lambda: nn.Sequential(*(PowerIteration() for _ in range(3))), lambda model, batch: model(batch).square().mean(),
+    lambda rows, dtype: torch.randn(rows, 8, dtype=dtype, generator=torch.Generator().manual_seed(1)),
+)  # fmt: skip
 
 
-def with_recompute(plan, recompute):
-    return evolve(plan, memory=MemoryPolicy(recompute=recomputed_stages(recompute, len(plan.stages))))
-
-
-def even(model, step, batch, microbatches):
-    pieces = split_batch(batch, microbatches)
-    operators = operators_of(capture_step(model, step, pieces[0].batch))
-    return even_plan(operators, 2, microbatches)
-
-
-@pytest.mark.parametrize("case", ["buffer", "python"])
+@pytest.mark.parametrize("case", [POWER, PYTHON], ids=["buffer", "python"])
 def test_recompute_reads_old_buffers_and_writes_none(case):
-    def mean_square(model, batch):
-        return model(batch).square().mean()
-
-    if case == "buffer":
-        torch.manual_seed(1)
-        make, step = lambda: nn.Sequential(*(PowerIteration() for _ in range(3))), mean_square
-        batch = torch.randn(8, 8)
-    else:
-        make, step, batch = lambda: PYTHON.model(F32), PYTHON.step, PYTHON.batch(8, F32)
-    losses, gradients, buffers, _ = trained("none", make, step, batch)
-    again, same_gradients, same_buffers, pipe = trained("all", make, step, batch)
+    found = []
+    for options in ({}, {"recompute": None}):
+        pipe, _ = pipeline_of(case, 8, 4, plan_options=options)
+        losses = [pipe.step(case.batch(8, F32)).item() for _ in range(2)]
+        found.append((losses, gradients(pipe._session.model) | dict(pipe._session.model.named_buffers())))
     assert pipe.plan.memory.recompute == (0, 1)
-    assert again == losses
-    for name, gradient in gradients.items():
-        assert torch.equal(same_gradients[name], gradient), name
-    for name, buffer in buffers.items():
-        assert torch.equal(same_buffers[name], buffer), name
+    assert found[0][0] == found[1][0]
+    assert unequal(found[0][1], found[1][1]) == []
 
 
 def test_automatic_plan_recomputes_the_given_stages():

@@ -11,6 +11,7 @@ from panpipe.backends import streams
 from panpipe.core.actions import SEND_KINDS
 from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.offload.copies import StreamCopies
 from panpipe.runtimes.profile.measured_cluster import measured_cluster
 from panpipe.runtimes.programs.graphs import graph_pool
 from panpipe.runtimes.trainer import Trainer
@@ -18,23 +19,23 @@ from panpipe.runtimes.update.stage_state import StageState
 
 from ..support.backends.fake_graphs import FakeGraphPool
 from ..support.backends.recorded_streams import RecordedStreams
-from ..support.cuts import batch_on
+from ..support.cuts import batch_on, captured_once, even_plan
 from ..support.models import CASES
+from ..support.offloading import all_away
 from ..support.parity import PLANS, build
 from ..support.ranks.teams import pipeline_on
 from ..support.training import SGD, pipeline_of
 
 CPU = torch.device("cpu")
+GPT = "tied gpt with dropout"
 
 
-def train(
-    recorded, monkeypatch, plan, *, case="tied gpt with dropout", rows=8, microbatches=4, devices=2, steps=2, user=None
-):
+def train(recorded, monkeypatch, plan, *, case=GPT, rows=8, microbatches=4, devices=2, user=None, given=None):
     """Train on recorded streams; between steps the user's code runs operators on the default stream or another one."""
     monkeypatch.setitem(streams._KINDS, "cpu", recorded)
     with recorded.using(user or recorded.current(CPU)):
-        pipe = build(ThreadTeam(devices), case, torch.float64, rows, None, microbatches, **PLANS[plan])
-        for _ in range(steps):
+        pipe = build(ThreadTeam(devices), case, torch.float64, rows, given, microbatches, **PLANS[plan])
+        for _ in range(2):
             batch = batch_on(CASES[case], rows, torch.float64, "cpu")
             for tensor in batch.values():
                 tensor.add_(0)  # the user makes the batch on the device, just now
@@ -141,8 +142,8 @@ def test_norm_of_a_step_is_read_with_its_loss(mode, clip, monkeypatch):
     recorded = RecordedStreams()
     monkeypatch.setitem(streams._KINDS, "cpu", recorded)
     with recorded.using(recorded.current(CPU)):
-        pipe, _ = pipeline_of(CASES["tied gpt with dropout"], 8, 4, optimizer=SGD, clip_norm=clip, on_nonfinite=mode)
-        batch = batch_on(CASES["tied gpt with dropout"], 8, torch.float32, "cpu")
+        pipe, _ = pipeline_of(CASES[GPT], 8, 4, optimizer=SGD, clip_norm=clip, on_nonfinite=mode)
+        batch = batch_on(CASES[GPT], 8, torch.float32, "cpu")
         pipe.step(batch)
         note_issued_steps(recorded, monkeypatch)
         recorded.host_waits.clear()
@@ -167,6 +168,38 @@ def test_unused_memory_is_returned_once_to_each_device_with_streams(monkeypatch)
     assert returned == [torch.device("meta")]
 
 
+OFFLOADING = [(name, queues) for name in ("1f1b", "split backward", "interleaved", "zb-v", "gpipe", "gis-h")
+              for queues in (1, 2)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plan", "queues"),
+    [pytest.param(*each, marks=[] if each == ("zb-v", 2) else [pytest.mark.slow]) for each in OFFLOADING],
+)
+def test_every_copy_is_ordered_with_what_reads_and_writes_its_memory(plan, queues, monkeypatch):
+    """Five rules keep a copy from reading or writing memory in use.
+
+    1. A copy out waits for what computed the storages.
+    2. They are freed when compute is ordered after the copy.
+    3. The new ones are allocated by compute's stream.
+    4. The copy back waits for its own copy out, and for what used that memory before; its reader waits for it.
+    5. A slot of the arena is written again only after the copy back has read it.
+    """
+    recorded, plain = RecordedStreams(), StreamCopies.__init__
+
+    def divided(self, arena, *others):
+        plain(self, arena, *others)
+        recorded.divide(arena)
+
+    monkeypatch.setattr(StreamCopies, "__init__", divided)
+    operators = captured_once(CASES[GPT], torch.float64, 12, 6)
+    away = all_away(even_plan(operators, 2, 6, **PLANS[plan]), operators, queues=queues)
+    train(recorded, monkeypatch, plan, rows=12, microbatches=6, given=away).close()
+    assert recorded.problems == []
+    used = {name[0] for name in recorded.operators if isinstance(name, tuple)}
+    assert used == {"compute", "load", "memcpy", "copies", *(["copies back"] if queues == 2 else [])}
+
+
 def trained_with_graphs(recorded, plan, monkeypatch):
     """Train with captured graphs on recorded streams, which know of each byte of the graphs' memory who uses it."""
 
@@ -177,7 +210,7 @@ def trained_with_graphs(recorded, plan, monkeypatch):
 
     monkeypatch.setitem(streams._KINDS, "cpu", recorded)
     monkeypatch.setitem(graph_pool._KINDS, "cpu", pool)
-    case = CASES["tied gpt with dropout"]
+    case = CASES[GPT]
     with recorded.using(recorded.current(CPU)):
         pipe = pipeline_on(ThreadTeam(2), case, 8, 4, SGD, plan_options=PLANS[plan], graphs=True)
         for _ in range(3):

@@ -2,8 +2,9 @@
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+from zlib import crc32
 
 import attrs
 import panpipe
@@ -86,6 +87,17 @@ def unequal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> 
 def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """Those that this process holds."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if not p.is_meta}
+
+
+def state_bits(pipe: panpipe.Pipeline, average: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
+    """Checksums of its state's tensors, of an average, too, and the text of what is no tensor."""
+    state = pipe.state_dict()
+    entries = {**state["model"], **{f"optimizer {key}": value for key, value in state["optimizer"].items()}}
+    entries |= {f"average {key}": value for key, value in (average or {}).items()}
+    return {
+        key: crc32(value.detach().contiguous().numpy().tobytes()) if isinstance(value, torch.Tensor) else repr(value)
+        for key, value in entries.items()
+    }
 
 
 def under_autocast(case: Case, dtype: torch.dtype) -> Case:

@@ -266,24 +266,26 @@ def test_checkpoint_of_another_model_is_refused(written):
         wide.load_state_dict(wide._session.model.state_dict())
 
 
-def test_checkpoint_without_optimizer_state_is_refused(tmp_path):
-    pipe_of(CONV, optimizer=None).checkpoint(tmp_path / "a")
-    with refusal("has no 'optimizer.state.*, which the pipeline has: it is of another optimizer; train with"):
-        pipe_of(CONV).resume(tmp_path / "a")
-
-
-def test_checkpoint_of_another_optimizer_class_with_the_same_state_is_refused(tmp_path):
-    first = pipe_of(CONV, optimizer=momentum(0.9))
-    train(first, CONV, 1)
-    first.checkpoint(tmp_path / "a")
-    with refusal("has '.*.momentum_buffer', which the pipeline does not have: it is of another optimizer"):
-        pipe_of(CONV, optimizer=momentum(0)).resume(tmp_path / "a")
-
-
-def test_checkpoint_of_another_scheduler_is_refused(tmp_path):
-    pipe_of(CONV, scheduler=warm_up).checkpoint(tmp_path / "a")
-    with refusal("of the scheduler SequentialLR and the pipeline has StepLR"):
-        pipe_of(CONV, scheduler=lambda o: lr_scheduler.StepLR(o, 1)).resume(tmp_path / "a")
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"optimizer": None}, {}, "has no 'optimizer.state.*, which the pipeline has: it is of another .*; train with"),
+        (
+            {"optimizer": momentum(0.9)}, {"optimizer": momentum(0)},
+            "has '.*.momentum_buffer', which the pipeline does not have: it is of another optimizer",
+        ),
+        (
+            {"scheduler": warm_up}, {"scheduler": lambda o: lr_scheduler.StepLR(o, 1)},
+            "of the scheduler SequentialLR and the pipeline has StepLR",
+        ),
+    ],
+)  # fmt: skip
+def test_checkpoint_of_another_optimizer_or_scheduler_is_refused(tmp_path, first, second, said):
+    pipe = pipe_of(CONV, **first)
+    train(pipe, CONV, 1)
+    pipe.checkpoint(tmp_path / "a")
+    with refusal(said):
+        pipe_of(CONV, **second).resume(tmp_path / "a")
 
 
 def test_checkpoint_with_accumulated_gradients_is_refused(tmp_path):

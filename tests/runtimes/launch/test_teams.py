@@ -1,5 +1,8 @@
 """Teams of threads and of ranks: who runs what, who is named, whose clocks differ, which mesh they have."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -78,6 +81,24 @@ def test_devices_that_compute_for_longer_than_the_limit_are_no_hang():
     team = ThreadTeam(2, timeout_s=0.2)
     assert team.run_local(work) == {0: 0, 1: 1}
     team.close()
+
+
+WATCHING = """
+import os, time
+import torch.distributed as dist
+import panpipe.runtimes.watch.watch as watch
+watch._POLL_S, watch._READERS = 0, 1e9  # the thread is inside a call of the store nearly all of the time
+watch.FailureWatch(dist.TCPStore("127.0.0.1", 0, 1, True), 0, 1, 60.0)
+time.sleep(0.05)
+"""
+
+
+def test_running_watch_does_not_abort_the_interpreter_at_exit():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHING], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # A team of four real ranks, two replicas of two devices: what each call returns, and failures that reach all.

@@ -16,8 +16,6 @@ from panpipe.core.trace.trace import HOST_MEMORY
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.offload import copies, offloads
 from panpipe.runtimes.offload.tier import OffloadTier
-from panpipe.runtimes.programs.compiler_choice import CompilerChoice
-from panpipe.runtimes.programs.stage_compiler import StageCompiler
 from torch import nn
 
 from ...support.cuts import captured_once, even_plan
@@ -25,6 +23,7 @@ from ...support.held import simulated
 from ...support.models import CASES
 from ...support.offloading import all_away
 from ...support.parity import OPTIMIZER, PLANS, build
+from ...support.programs.offload_features import FEATURES, check, compared
 from ...support.ranks.teams import pipeline_on
 from ...support.training import case_of
 
@@ -45,15 +44,14 @@ def pair(name: str, rows: int = 12, **options) -> tuple[Plan, Plan]:
     return plan, all_away(plan, operators)
 
 
-def trained(name, plan, tier=None, steps=2, rows=12, meanwhile=lambda pipe: None, compiler=None):
+def trained(name, plan, tier=None, steps=2, rows=12):
     """Losses, gradients, parameters and buffers after some steps."""
-    pipe = build(ThreadTeam(2), name, F32, rows, plan, MICROBATCHES, compiler=compiler, offload=tier)
+    pipe = build(ThreadTeam(2), name, F32, rows, plan, MICROBATCHES, offload=tier)
     batch, losses, gradients = CASES[name].batch(rows, F32), [], []
     try:
         for _ in range(steps):
             losses.append(pipe.step(batch).clone())
             gradients += [p.grad.clone() for p in pipe._session.model.parameters() if p.grad is not None]
-            meanwhile(pipe)
         state = [value.clone() for value in (*pipe._session.model.parameters(), *pipe._session.model.buffers())]
     finally:
         pipe.close()
@@ -65,17 +63,33 @@ def same(one, other):
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-SOME = [(GPT, "split backward"), (GPT, "recompute elsewhere"), (CONV, "zb-v")]
+def slow_but(*quick):
+    """Parameters of a test: those that are not quick are slow."""
+    return lambda *each: pytest.param(*each, marks=() if each in quick else pytest.mark.slow)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("schedule", OFFLOADING)
-def test_gradients_have_the_same_bits_by_every_schedule(name, schedule):
-    test_gradients_have_the_same_bits_as_without_offload(name, schedule)
+SOME = slow_but((GPT, "split backward"), (GPT, "recompute elsewhere"), (CONV, "zb-v"))
+QUICK = slow_but(*(
+    (feature, "gpipe")
+    for feature in (
+        "scaled_losses_of_float16", "weighted_losses_and_metrics", "python_regions", "uneven_and_fewer_microbatches",
+        "batchnorm_and_evaluation_in_between", "checkpoint_and_resume", "compiled_stages",
+    )
+))  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "schedule"), SOME)
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape", "ignore:storage '.*' of stage . is not as captured")
+@pytest.mark.parametrize(
+    ("feature", "schedule"),
+    [QUICK(feature, name) for feature in FEATURES for name in OFFLOADING if name != "recompute elsewhere"],
+)
+def test_features_have_the_same_bits_on_the_host_and_in_a_file(tmp_path, feature, schedule):
+    team = ThreadTeam(2)
+    check(compared(team, tmp_path, [feature], [schedule], ["none"]))
+    team.close()
+
+
+@pytest.mark.parametrize(("name", "schedule"), [SOME(name, schedule) for name in CASES for schedule in OFFLOADING])
 def test_gradients_have_the_same_bits_as_without_offload(name, schedule):
     plan, away = pair(name, **OFFLOADING[schedule])
     assert away.memory.offload
@@ -98,17 +112,6 @@ def test_copies_delayed_at_random_change_no_bit(monkeypatch, queues):
         plan, away = pair(case, **options)
         away = evolve(away, memory=evolve(away.memory, host_copy_queues=queues))
         same(trained(case, plan), trained(case, away))
-
-
-def test_uneven_microbatches_and_fewer_of_them():
-    plan, away = pair(GPT, rows=12)
-    for rows in (11, 4):
-        one, other = (build(ThreadTeam(2), GPT, F32, 12, each, MICROBATCHES) for each in (plan, away))
-        batch = CASES[GPT].batch(rows, F32)
-        assert torch.equal(one.step(batch), other.step(batch))
-        for mine, theirs in zip(one._session.model.parameters(), other._session.model.parameters(), strict=True):
-            assert torch.equal(mine.grad, theirs.grad)
-        one.close(), other.close()
 
 
 @pytest.mark.slow
@@ -136,39 +139,6 @@ def test_a_file_that_cannot_grow_refuses_the_larger_batch_alone(tmp_path, monkey
     pipe.step(small)
     assert pipe.metrics.steps == 2
     pipe.close()
-
-
-def test_evaluation_between_steps_does_not_touch_the_arena():
-    plan, away = pair(GPT)
-    batch = CASES[GPT].batch(12, F32)
-
-    def evaluated(pipe):
-        before = [each.copies for each in pipe._trainer.offloads.values()]
-        pipe.evaluate(batch)
-        assert [each.copies for each in pipe._trainer.offloads.values()] == before
-
-    same(trained(GPT, plan, meanwhile=evaluated), trained(GPT, away, meanwhile=evaluated))
-
-
-def test_a_checkpoint_resumes_with_the_same_bits(tmp_path):
-    plan, away = pair(GPT)
-    batch = CASES[GPT].batch(12, F32)
-    wanted = trained(GPT, plan, steps=3)[2]
-    pipe = build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
-    for _ in range(2):
-        pipe.step(batch)
-    pipe.checkpoint(tmp_path / "two")
-    pipe.close()
-    resumed = build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
-    resumed.resume(tmp_path / "two")
-    assert torch.equal(resumed.step(batch), wanted)
-    resumed.close()
-
-
-def test_compiled_stages_offload():
-    plan, away = pair(GPT)
-    compiler = StageCompiler(CompilerChoice("eager", lambda graph, _: graph.forward))
-    same(trained(GPT, plan, compiler=compiler), trained(GPT, away, compiler=compiler))
 
 
 @pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.slow), "interleaved"])

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import panpipe
 import torch
@@ -18,6 +17,7 @@ from panpipe.core.search.suggestions import preference
 from panpipe.runtimes.planning import contest
 
 from tests.laws.grouped import grouped
+from tests.support.training import state_bits
 
 STEPS = 27
 
@@ -110,12 +110,7 @@ def run(name: str, folder: Path, **more: Any) -> dict[str, Any]:
         losses.append(pipe.step(batch, update=updates(step)).item().hex())
         stages.append([len(stage.nodes) for stage in pipe.plan.stages])
     evaluated = pipe.evaluate(batches[0]).item().hex()
-    state = pipe.state_dict()
-    entries = {**state["model"], **{f"optimizer {key}": value for key, value in state["optimizer"].items()}}
-    bits = {
-        key: crc32(value.detach().numpy().tobytes()) if isinstance(value, Tensor) else repr(value)
-        for key, value in entries.items()
-    }
+    bits = state_bits(pipe)
     pipe.close()
     return {"losses": losses, "evaluated": evaluated, "bits": bits, "plans": plans, "stages": stages}
 

@@ -169,6 +169,7 @@ def pairs_in_groups(named):
         (torch.optim.LBFGS, r"LBFGS computes the loss again within its step\(closure\)"),
         (lambda named: torch.optim.SGD([dict(named)["head.weight"]]), "fails for the stage of '.*': KeyError: 'head.w"),
         (lambda named: torch.optim.SGD([p for n, p in named if n == "stem.bias"], lr=1), "return None if it takes"),
+        (lambda named: torch.optim.SGD(named, lr=1 / len(named)), r"gives '.*' other options .*\(lr "),
         (pairs_in_groups, "groups of parameters, not of pairs"),
         (lambda named: 3, "returns int for the stage of '.*': return a torch.optim.Optimizer"),
         (of_the_model(CASES[CONV].model(F32)), r"takes a parameter of shape \(4, 3, 3, 3\) that the stage of"),
@@ -202,11 +203,6 @@ def other_schedulers():
 def test_unsupported_schedulers_are_refused(scheduler, said):
     with pytest.raises(panpipe.RequestError, match=rf"\A[^\n]*{said}[^\n]*\Z"):
         pipe_of(CONV, scheduler=scheduler)
-
-
-def test_scheduler_without_an_optimizer_is_refused():
-    with pytest.raises(panpipe.RequestError, match=r"Update\(scheduler=\) is given without optimizer="):
-        pipe_of(CONV, optimizer=None, scheduler=warm_up)
 
 
 def test_optimizer_factory_gets_the_real_parameters_once_per_stage():

@@ -171,13 +171,6 @@ def test_parameters_that_cannot_be_unscaled_are_refused(dtype):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("scaler", [2.0**16, True, "dynamic"])
-def test_scaler_of_another_type_is_refused(scaler):
-    with pytest.raises(panpipe.RequestError, match=r"scaler is .*give one, such as torch.amp.GradScaler") as refusal:
-        pipeline_of(TAPPED, 8, 4, scaler=scaler)
-    assert "\n" not in str(refusal.value)
-
-
 def test_a_scaler_that_is_on_another_device_gets_its_overflows_there():
     """As one that scaled losses on a GPU before: its state stays there."""
 

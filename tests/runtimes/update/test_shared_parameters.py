@@ -83,14 +83,3 @@ def test_memory_that_numpy_uses_is_refused_where_it_would_be_freed():
         return True
 
     assert on_each(2, work) == [True, True]
-
-
-def test_use_between_runs_is_refused():
-    def work(end):
-        named, shards = shards_of(end, 2)
-        shards.shared.keep_parts()
-        with pytest.raises(RequestError, match="'w' is held by the replicas, each of which has a part between steps"):
-            named["w"].sum()
-        return len(shards.names)
-
-    assert on_each(2, work) == [len(SHAPES)] * 2

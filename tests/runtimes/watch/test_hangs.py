@@ -99,21 +99,14 @@ def test_rank_at_the_end_of_a_chain_is_named_by_all(tmp_path, hang, said, victim
 
 
 @pytest.mark.slow
-def test_pause_of_all_ranks_and_a_short_stop_of_one_are_no_hangs(tmp_path):
-    """Longer pauses than the limit between steps, of all ranks; and one that is stopped for a part of the limit."""
-    for rank, one in enumerate(alone("hanging", tmp_path, 2, PANPIPE_TIMEOUT_S="2", HANG="pauses", MEANWHILE="pauses",
-                                     VICTIM="1")):  # fmt: skip
-        assert (rank, one.returncode, one.stderr) == (rank, 0, "")
-    for rank, one in enumerate(alone("hanging", tmp_path, 2, PANPIPE_TIMEOUT_S="6", HANG="stopped", STOPPED_S="2",
-                                     VICTIM="1")):  # fmt: skip
-        assert (rank, one.returncode, one.stderr) == (rank, 0, "")
-
-
-@pytest.mark.slow
-def test_long_step_with_progress_is_no_hang(tmp_path):
-    """Every action takes a third of the limit, and the step several times the limit."""
-    for rank, one in enumerate(alone("hanging", tmp_path, 2, PANPIPE_TIMEOUT_S="2", HANG="slow_actions",
-                                     MEANWHILE="slow_actions", VICTIM="1")):  # fmt: skip
+@pytest.mark.parametrize(("limit_s", "hang", "meanwhile"), [
+    ("2", "pauses", "pauses"),  # all ranks, between steps, for longer than the limit
+    ("6", "stopped", "steps"),  # one rank, for a part of the limit
+    ("2", "slow_actions", "slow_actions"),  # every action takes a third of the limit, and the step several times
+])  # fmt: skip
+def test_pauses_of_all_ranks_short_stops_and_long_steps_are_no_hangs(tmp_path, limit_s, hang, meanwhile):
+    options = {"HANG": hang, "MEANWHILE": meanwhile, "VICTIM": "1", "STOPPED_S": "2"}
+    for rank, one in enumerate(alone("hanging", tmp_path, 2, PANPIPE_TIMEOUT_S=limit_s, **options)):
         assert (rank, one.returncode, one.stderr) == (rank, 0, "")
 
 

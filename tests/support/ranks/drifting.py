@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import torch
 from attrs import evolve
@@ -27,6 +26,7 @@ from panpipe.runtimes.planning import measurements
 from panpipe.runtimes.programs.stage_run import StageRun
 
 from tests.support.cuts import even_plan
+from tests.support.training import state_bits
 
 WIDTH, ROWS, MICROBATCHES, STEPS = 256, 256, 4, 90
 EACH_S = 1e-3
@@ -121,9 +121,7 @@ def main() -> None:
         losses.append(pipe.step(batch).item().hex())
         times.append(time.perf_counter() - start)
         sizes.append([sum(len(s.nodes) for s in pipe.plan.stages_on(device)) for device in range(2)])
-    state = pipe.state_dict()
-    entries = {**state["model"], **state["optimizer"], **{f"ema {n}": t for n, t in average.tensors.items()}}
-    bits = {n: crc32(v.detach().contiguous().numpy().tobytes()) for n, v in entries.items() if torch.is_tensor(v)}
+    bits = state_bits(pipe, average.tensors)
     found = {"losses": losses, "times": times, "sizes": sizes, "bits": bits, "lines": lines.lines}
     Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     pipe.close()

@@ -17,7 +17,6 @@ import warnings
 from functools import partial
 from pathlib import Path
 from unittest import mock
-from zlib import crc32
 
 import torch
 
@@ -33,6 +32,7 @@ from panpipe.runtimes.devices.devices import device_of_rank
 from panpipe.runtimes.diagnose.parity import reference_step
 from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.offload.tier import OffloadTier
+from panpipe.runtimes.programs.graphs import graph_pool
 from panpipe.runtimes.programs.stage_run import StageRun
 from panpipe.runtimes.replan import moving
 from panpipe.runtimes.training.agreement import check_same, compare_initial_weights, model_in_words
@@ -44,6 +44,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.laws.grouped import grouped
+from tests.support.backends.fake_graphs import FakeGraphPool
 from tests.support.backends.fake_nccl import OVER_GLOO
 from tests.support.backends.forced_offload import force_offload
 from tests.support.cuts import captured_once, even_plan, irregular_plan
@@ -51,7 +52,6 @@ from tests.support.failures import FAILURES, described, throw
 from tests.support.models import CASES, PYTHON, tokens
 from tests.support.offloading import all_away
 from tests.support.parity import OPTIMIZER, PLANS, SOME, Trained, batches, build, distance, largest
-from tests.support.programs import captured_graphs
 from tests.support.programs.offload_features import FEATURES, compared
 from tests.support.programs.optimizing import on_mesh
 from tests.support.programs.unused_parts import parts_over_ranks
@@ -212,12 +212,27 @@ def scattered_over_nccl(team):
 
 @captures((GPT, torch.float32, 4, 2, PLANS["split backward"]))
 def graphs(team):
-    """Captured graphs over replicas whose messages pass through the slots of nccl."""
+    """Captured graphs over replicas whose messages pass through the slots of nccl: which tensors have equal bits."""
     import faulthandler
 
     faulthandler.dump_traceback_later(110, exit=True)
     over_nccl = RankTeam(OVER_GLOO, mesh=parse_mesh(os.environ["MESH"]).over(4))
-    found = captured_graphs.over_ranks(over_nccl, GPT, "split backward")
+
+    def trained(shard, graphs):
+        options = {"model": (model := GPT.model(torch.float32)), "shard": shard, "graphs": graphs}
+        pipe = pipeline_on(over_nccl, GPT, 4, 2, OPTIMIZER, plan_options=PLANS["split backward"], **options)
+        found = []
+        for rows, update in (([4, 4], True), ([4, 3], True), ([4, 4], False), ([4, 4], True)):
+            mine = batches(GPT, over_nccl.replicas, rows, torch.float32)[over_nccl.replica]
+            found.append(pipe.step(mine, update=update).clone())
+        here = [tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta]
+        return [*found, *here, *(tensor.grad for tensor in here if tensor.grad is not None)]
+
+    with mock.patch.dict(graph_pool._KINDS, {"cpu": FakeGraphPool}):
+        found = {
+            shard: list(map(torch.equal, trained(shard, False), trained(shard, True)))
+            for shard in ("none", "optimizer")
+        }
     over_nccl.close()
     return found
 
@@ -320,17 +335,6 @@ def dying(team):
         (pipe.evaluate if evaluating else pipe.step)(CASES[name].batch(8, torch.float32))
 
 
-@captures((GPT, torch.float32, 8, 4))
-def raising_in_context(team):
-    """Rank 1 cannot read its third batch, inside the context of a pipeline, and nothing is raised in the pipeline."""
-    name = "tied gpt with dropout"
-    with build(team, name, torch.float32, 8, None, 4) as pipe:
-        for number in range(100):
-            if number == 2 and team.local == (1,):
-                raise OSError("no such sample")
-            pipe.step(CASES[name].batch(8, torch.float32))
-
-
 def demo_with_a_wrong_gradient(team):
     """The demo, in which the last rank computes another gradient."""
     demo.run(Path(sys.argv[2]), "gradient")
@@ -364,17 +368,6 @@ def leaving(team):
 
 
 @captures((GPT, torch.float32, 8, 4))
-def dying_once(team):
-    """Rank 1 is killed in its second step, unless torchrun has started it again."""
-    name = "tied gpt with dropout"
-    pipe = build(team, name, torch.float32, 8, None, 4)
-    for step in range(3):
-        if step == 1 and team.local == (1,) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-        pipe.step(CASES[name].batch(8, torch.float32))
-
-
-@captures((GPT, torch.float32, 8, 4))
 def hanging(team):
     """One rank hangs as the environment says; see `hangs`."""
     hangs.patch_forwards()
@@ -397,16 +390,8 @@ def gathering(team):
 @captures(*((case, torch.float64, 4, 2) for case in (*CASES.values(), PYTHON)))
 def replicas(team):
     """Every case over replicas, and with batches of other sizes; the first step as planned."""
-    found = {}
-    for name, case in {**CASES, "what stays python": PYTHON}.items():
-        trained = Trained(team, case, 4, 2, stray=True)
-        rows = [[4] * team.replicas, [4, 1, 3], [3, 4, 1]]
-        found[name] = {
-            "distances": [trained.step(each) for each in rows],
-            "bits": trained.bits(),
-            "metrics": dict(trained.pipe.metrics),
-        }
-    return {"place": [team.replica, *team.local], "cases": found}
+    cases = {**CASES, "what stays python": PYTHON}
+    return {"place": [team.replica, *team.local], "cases": sharding.every_case(team, "none", cases)}
 
 
 @captures((GPT, torch.float64, 4, 2))
@@ -912,29 +897,11 @@ def raising(team):
         pipe.step(batch)
 
 
-@captures((GPT, torch.float32, 12, 6))
+@captures((GPT, torch.float32, 12, 4, PLANS["interleaved"]), (GPT, torch.float32, 12, 4, PLANS["recompute in a v"]))
 def offloading(team):
     """The bits of plans without offload, with saved tensors on the host, and in a file."""
-    operators, found = captured_once(GPT, torch.float32, 12, 6, "cpu"), {}
-    for name in ("interleaved", "recompute in a v"):
-        plan = even_plan(operators, team.size, 6, **PLANS[name])
-        away, file = all_away(plan, operators), OffloadTier(Path(sys.argv[2]))
-        found[name] = [_bits(team, each, tier) for each, tier in ((plan, None), (away, None), (away, file))]
-        assert away.memory.offload
-    return found
-
-
-def _bits(team, plan, tier):
-    """Losses, and checksums of the gradients that are here, over two steps."""
-    pipe = build(team, "tied gpt with dropout", torch.float32, 12, plan, 6, offload=tier)
-    found = []
-    for _ in range(2):
-        found.append(pipe.step(GPT.batch(12, torch.float32)).item().hex())
-        gradients = [p.grad for p in pipe._session.model.parameters() if not p.is_meta and p.grad is not None]
-        found += [crc32(gradient.numpy().tobytes()) for gradient in gradients]
-    for each in pipe._trainer.offloads.values():
-        each.close()
-    return found
+    plans = ["interleaved", "recompute in a v"]
+    return compared(team, Path(sys.argv[2]), ["tied_weights_and_dropout"], plans, ["none"])
 
 
 @captures((GPT, torch.float32, 12, 4, PLANS["gpipe"]))

@@ -2,7 +2,6 @@
 
 import copy
 from typing import Any
-from zlib import crc32
 
 import panpipe
 import pytest
@@ -33,6 +32,7 @@ from ..models import CASES, Case
 from ..parity import batches, largest
 from ..programs.optimizing import two_groups, warm_up
 from ..sharing import shared
+from ..training import state_bits
 from .teams import SEED, pipeline_on
 
 DTYPE, F64 = torch.float32, torch.float64
@@ -84,15 +84,12 @@ def moved_and_not(team: Team, name: str) -> dict[str, Any]:
                 move(pipe, plan_of(case, team, **change))
             losses += [pipe.step(case.batch(8, DTYPE)).item().hex() for _ in range(2)]
         losses.append(pipe.evaluate(case.batch(8, DTYPE)).item().hex())
-        state = pipe.state_dict()
-        entries = {**state["model"], **{f"optimizer {key}": value for key, value in state["optimizer"].items()}}
-        entries |= {f"average {key}": value for key, value in average.tensors.items()}
         found["moved" if moves else "kept"] = {
             "losses": losses,
             "norm": pipe.metrics.grad_norm,
             "rates": pipe.metrics.learning_rates,
             "counts": [pipe.metrics.steps, pipe.metrics.updates, average.updates],
-            "bits": {key: _bits(value) for key, value in entries.items()},
+            "bits": state_bits(pipe, average.tensors),
             "stages": sorted(pipe._session.stage_parameters),
         }
     return found
@@ -160,7 +157,3 @@ def _furthest(pipe: Pipeline, average: WeightAverage, alone: nn.Module, averaged
                 far = largest((far, (parameter - wanted[name]).abs().max().item()))
                 far = largest((far, (average.tensors[name] - averages[name]).abs().max().item()))
     return far
-
-
-def _bits(value: Any) -> Any:
-    return crc32(value.detach().contiguous().numpy().tobytes()) if isinstance(value, torch.Tensor) else repr(value)

@@ -24,18 +24,6 @@ def listening(pid: int) -> list[int]:
     return sorted(set(found))
 
 
-def addresses(pid: int) -> set[str]:
-    """The addresses, in hexadecimal, at which a process listens."""
-    ports = listening(pid)
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
-            address, _, port = line.split()[1].rpartition(":")
-            if line.split()[3] == "0A" and int(port, 16) in ports:
-                found.add(address)
-    return found
-
-
 def visit(ports: list[int]) -> list[socket.socket]:
     """Connect to ports many times, and send what no rank would send.
 

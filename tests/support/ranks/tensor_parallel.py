@@ -141,16 +141,19 @@ def points(number=0):
     }
 
 
+PAIRS = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
+"""The layouts of a `Perceptron`."""
+
+
 def tensor_mesh(layout=("pp", "tp"), sizes=(2, 2)):
     return init_device_mesh("cpu", sizes, mesh_dim_names=layout)["tp"]
 
 
-def perceptron():
+def perceptron(kind=Perceptron, mesh=None):
     """A model, the same over tensor ranks, step, batch."""
     torch.manual_seed(1)
-    alone = Perceptron().double()
-    plan = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
-    return alone, parallelize_module(copy.deepcopy(alone), tensor_mesh(), plan), squared, points
+    alone = kind().double()
+    return alone, parallelize_module(copy.deepcopy(alone), mesh or tensor_mesh(), PAIRS), squared, points
 
 
 def transformer(layout=("pp", "tp"), rate=0.0):
@@ -177,6 +180,12 @@ def whole(value):
 
 def held_here(pipe):
     return {name: p for name, p in pipe._session.model.named_parameters() if not p.is_meta}
+
+
+def furthest(pipe, alone):
+    """The largest distance of a parameter here from that of one process."""
+    wanted = dict(alone.named_parameters())
+    return largest((whole(p.detach()) - wanted[name]).abs().max().item() for name, p in held_here(pipe).items())
 
 
 def sgd(parameters):
@@ -208,12 +217,11 @@ def trained(made, optimizer=sgd, steps=3, clip_norm=None, lengths=(), then=None,
             found["norm"] = largest((found["norm"], abs(pipe.metrics.grad_norm - norm)))
         own.step()
         found["loss"] = largest((found["loss"], abs(loss - expected)))
+        found["parameter"] = largest((found["parameter"], furthest(pipe, alone)))
         wanted = dict(alone.named_parameters())
         for name, parameter in held_here(pipe).items():
             far = (whole(parameter.grad) - wanted[name].grad).norm() / wanted[name].grad.norm().clamp_min(1e-3)
             found["gradient"] = largest((found["gradient"], far.item()))
-            far = (whole(parameter.detach()) - wanted[name]).abs().max()
-            found["parameter"] = largest((found["parameter"], far.item()))
     found["here"], found["all"] = sorted(held_here(pipe)), [name for name, _ in pipe._session.model.named_parameters()]
     found["stages"] = sorted(pipe._session.stage_parameters)
     found["captures"] = captures.count
@@ -267,41 +275,32 @@ def used():
     alone, model, function, given = perceptron()
     plan = planned(model, function, given())
     pipe = panpipe.pipeline(model, function, given(), optimizer=sgd, plan=plan, batch_dims=0)
-    own = sgd(list(alone.named_parameters()))
-
-    def far(other):
-        wanted = dict(alone.named_parameters())
-        held = held_here(pipe).items()
-        return other + largest((whole(p.detach()) - wanted[name]).abs().max().item() for name, p in held)
-
-    found = {}
+    own, found = sgd(list(alone.named_parameters())), {}
     half = {name: leaf[:3] for name, leaf in given(1).items()}
     loss = pipe.step(half)
     expected = reference_step(alone, function, half, microbatches=MICROBATCHES)
     own.step()
-    found["another size"] = far(abs((loss - expected).item()))
+    found["another size"] = abs((loss - expected).item()) + furthest(pipe, alone)
     pipe.step(given(2), update=False)
     pipe.step(given(3))
     both = {name: torch.cat([leaf, given(3)[name]]) for name, leaf in given(2).items()}
     reference_step(alone, function, both, microbatches=2 * MICROBATCHES)
     own.step()
-    found["accumulated"] = far(0.0)
+    found["accumulated"] = furthest(pipe, alone)
     with torch.no_grad():
         found["evaluated"] = abs((pipe.evaluate(given(4)) - function(alone, given(4))).item())
         found["rows"] = (pipe.forward(given(5), rows) - rows(alone, given(5))).abs().max().item()
     found["batch"] = refused(lambda: pipe.step(given(6 + dist.get_rank() % 2)))
-    found["unchanged"] = far(0.0)
+    found["unchanged"] = furthest(pipe, alone)
     found["function"] = refused(
         lambda: panpipe.weights.ema(pipe, function=lambda average, parameter, updates: parameter)
     )
     pipe.close()
-    layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
     for name, options in (
         ("compile", {"compile": "inductor"}),
         ("optimizer", {"optimizer": torch.optim.Adafactor}),
     ):
-        torch.manual_seed(1)
-        other = parallelize_module(Perceptron().double(), tensor_mesh(), layouts)
+        _, other, *_ = perceptron()
         said = {"optimizer": sgd, "plan": plan, "batch_dims": 0} | options
         found[name] = refused(
             lambda other=other, said=said: panpipe.pipeline(other, function, given(), **grouped(**said))
@@ -324,18 +323,13 @@ class Roots(Perceptron):
 
 def unsteppable(**options):
     """Whether a step with gradients that are not finite on one tensor rank is skipped here, and changes nothing."""
-    torch.manual_seed(1)
-    alone = Roots().double()
-    layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
-    model = parallelize_module(copy.deepcopy(alone), tensor_mesh(), layouts)
+    alone, model, *_ = perceptron(Roots)
     plan = planned(model, squared, points())
     pipe = panpipe.pipeline(model, squared, points(), **grouped(optimizer=sgd, plan=plan, batch_dims=0, **options))
     finite = pipe.step(points()).isfinite().item()
-    wanted = dict(alone.named_parameters())
-    equal = all(torch.equal(whole(p.detach()), wanted[name]) for name, p in held_here(pipe).items())
-    skipped = pipe.metrics.skipped
+    found = [finite, pipe.metrics.skipped, furthest(pipe, alone) == 0]
     pipe.close()
-    return [finite, skipped, equal]
+    return found
 
 
 def guarded():
@@ -370,9 +364,7 @@ def guarded():
                 nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
                 own.step()
             one["skipped"].append(pipe.metrics.skipped)
-            wanted = dict(alone.named_parameters())
-            for key, parameter in held_here(pipe).items():
-                one["far"] = largest((one["far"], (whole(parameter.detach()) - wanted[key]).abs().max().item()))
+            one["far"] = largest((one["far"], furthest(pipe, alone)))
         pipe.close()
     found["one part"] = [
         unsteppable(scaler=torch.amp.GradScaler("cpu")), unsteppable(clip_norm=0.1, on_nonfinite="skip")
@@ -546,12 +538,9 @@ def with_replicas(mesh, shared=False):
 
     With ``shared`` by a plan in which replicas share the optimizer.
     """
-    torch.manual_seed(1)
-    alone = Perceptron().double()
     names = [part.split("=")[0] for part in mesh.split(",")]
     groups = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)
-    layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
-    model = parallelize_module(copy.deepcopy(alone), groups["tp"], layouts)
+    alone, model, *_ = perceptron(mesh=groups["tp"])
 
     def adamw(parameters):
         return torch.optim.AdamW(parameters, lr=0.05)
@@ -572,11 +561,10 @@ def with_replicas(mesh, shared=False):
         norm = nn.utils.clip_grad_norm_(alone.parameters(), 0.1).item()
         own.step()
         wanted = dict(alone.named_parameters())
-        far = largest((far, abs(loss - expected), abs(pipe.metrics.grad_norm - norm)))
+        far = largest((far, abs(loss - expected), abs(pipe.metrics.grad_norm - norm), furthest(pipe, alone)))
         for name, parameter in held_here(pipe).items():
             if not shared:  # gradients are in parts
                 far = largest((far, (whole(parameter.grad) - wanted[name].grad).abs().max().item()))
-            far = largest((far, (whole(parameter.detach()) - wanted[name]).abs().max().item()))
     found = {"far": far, "mesh": [pipe.plan.mesh.pipeline, pipe.plan.mesh.data, pipe.plan.mesh.tensor]}
     states = [state for optimizer in pipe.optimizers.values() for state in optimizer.state.values()]
     found["elements"] = sum(state["exp_avg"].numel() for state in states)

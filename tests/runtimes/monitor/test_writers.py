@@ -1,11 +1,15 @@
-"""Scalars of a step for TensorBoard: their tags, unknown numbers, and files that are written at the first step."""
+"""Monitors that write: scalars of a step for TensorBoard, and a JSON document for each step."""
 
 import builtins
+import contextlib
+import json
+import os
+import resource
 
 import panpipe
 import pytest
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.monitor.monitors import DeviceReport, StepReport, TensorBoard, scalars
+from panpipe.runtimes.monitor.monitors import DeviceReport, JsonLines, StepReport, TensorBoard, scalars
 
 
 def report(step=3, **changes):
@@ -64,3 +68,37 @@ def test_missing_package_is_refused_with_its_name(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(RequestError, match=r"need the package tensorboard .*: pip install 'panpipe\[tensorboard\]'"):
         TensorBoard()
+
+
+def test_later_steps_are_appended_also_after_close(tmp_path):
+    monitor = JsonLines(tmp_path / "steps.jsonl")
+    monitor(report(1))
+    monitor.close()
+    monitor.close()
+    monitor(report(2))
+    monitor.close()
+    assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_line_after_a_full_disk_is_whole(tmp_path):
+    """In a process of its own, whose files are limited for a while."""
+    path = tmp_path / "steps.jsonl"
+    child = os.fork()
+    if not child:
+        try:
+            monitor = JsonLines(path)
+            monitor(report(1))
+            most = path.stat().st_size + 100
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+            for step in (2, 3):
+                with contextlib.suppress(OSError):
+                    monitor(report(step))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            monitor(report(4))
+            monitor(report(5))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in (lines[0], *lines[-2:])] == [1, 4, 5]
+    assert len(lines) == 4  # with the part of a line, which ends
