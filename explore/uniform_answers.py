@@ -13,7 +13,7 @@ from ..core.plan.plan import MemoryPolicy, Plan
 from ..core.report.schedule import schedule_data
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, costs_of, peak_of, search_limits
-from ..core.timing.idle import IdleTime, idle_data, idle_time
+from ..core.timing.idle import idle_data, idle_time
 from ..core.timing.orders import evaluate
 from .question import Report, UniformQuestion, key_of, parse_question, plain_question, progress
 from .results import File, schedule_file
@@ -60,23 +60,6 @@ def answer(question: UniformQuestion, scored: Scored, misfit: str = "") -> dict[
     }
 
 
-def idle_of(scored: Scored) -> IdleTime:
-    """The idle time of a schedule by cause."""
-    problem, schedule = scored.problem, scored.schedule
-    costs = costs_of(problem)
-    plan = plan_of_order(schedule.name, schedule.device_actions, schedule.placement, problem.microbatches)
-    plan = evolve(plan, memory=MemoryPolicy(offload=scored.offload))
-
-    def alone(plan: Plan, _: bool) -> float:
-        copies = scored.copies if plan.memory.offload else ()
-        hop_s = problem.hop_s
-        return evaluate(
-            plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=hop_s, copies=copies
-        ).makespan
-
-    return idle_time(plan, costs, scored.result.makespan, alone)
-
-
 def report_points(question: UniformQuestion, report: Report) -> None:
     """Time and memory of every schedule of the question's pipeline, and of what ``auto`` finds at their memory.
 
@@ -121,7 +104,19 @@ def report_answer(question: UniformQuestion, report: Report) -> None:
 
 def why_not_faster(scored: Scored) -> dict[str, Any]:
     """The idle time of a schedule by cause, as plain data for the page."""
-    return idle_data(idle_of(scored))
+    problem, schedule = scored.problem, scored.schedule
+    costs = costs_of(problem)
+    plan = plan_of_order(schedule.name, schedule.device_actions, schedule.placement, problem.microbatches)
+    plan = evolve(plan, memory=MemoryPolicy(offload=scored.offload))
+
+    def alone(plan: Plan, _: bool) -> float:
+        copies = scored.copies if plan.memory.offload else ()
+        hop_s = problem.hop_s
+        return evaluate(
+            plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=hop_s, copies=copies
+        ).makespan
+
+    return idle_data(idle_time(plan, costs, scored.result.makespan, alone))
 
 
 def file_of(question: UniformQuestion, what: str, report: Report) -> File:

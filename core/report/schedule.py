@@ -1,12 +1,13 @@
 """The report of a schedule of uniform stages: its times and sizes are in the units of its costs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 
+from attrs import evolve
+
 from ..actions import Action, Kind
-from ..costs.costs import StageCosts
 from ..plan.memory import held_bytes, order_changes
-from ..plan.memory_policy import TimedCopy, moved
+from ..plan.memory_policy import moved
 from ..schedules.scored import Scored, costs_of
 from ..trace.trace import (
     COMPUTE_QUEUE,
@@ -41,7 +42,14 @@ def schedule_data(scored: Scored) -> dict[str, object]:
         limits_bytes=limits,
         plain_units=True,
     )
-    data = report_data(None, schedule_trace(scored), None, facts)
+    data = report_data(None, _steps(scored), None, facts)
+    # Memory is taken from the curves: the answer to a slider's move should not wait for samples of a trace.
+    curves = curves_of(scored)
+    data["traces"][0]["memory"] = {
+        "kinds": [SAVED],
+        "times": [[round(time, 9) for time, _ in curve] for curve in curves],
+        "held": [[[round(held, 6)] for _, held in curve] for curve in curves],
+    }
     peaks = [peak / problem.chunks for peak in scored.result.peak_memory]
     data["peaks"] = {"kinds": [SAVED], "whole": True, "devices": [peaks]}
     return data
@@ -67,9 +75,14 @@ def schedule_trace(scored: Scored) -> Trace:
         for time, held in curve
     ]
     memory.sort(key=attrgetter("time_s"))
+    return evolve(_steps(scored), memory=tuple(memory))
+
+
+def _steps(scored: Scored) -> Trace:
+    """The trace without memory."""
     events = [*_compute(scored), *_messages(scored), *_copies(scored)]
     events.sort(key=attrgetter("start_s", "device"))
-    return Trace("simulated", "", scored.problem.devices, tuple(events), tuple(memory), scored.result.makespan)
+    return Trace("simulated", "", scored.problem.devices, tuple(events), (), scored.result.makespan)
 
 
 def _compute(scored: Scored) -> Iterator[TraceEvent]:
@@ -106,33 +119,24 @@ def _copies(scored: Scored) -> Iterator[TraceEvent]:
                 yield TraceEvent(device, HOST_COPY_QUEUE, moved, end - took, end)
 
 
-def memory_curve(
-    actions: Sequence[Action],
-    starts: Sequence[float],
-    ends: Sequence[float],
-    costs: Sequence[StageCosts],
-    copies: Sequence[TimedCopy] = (),
-) -> list[tuple[float, float]]:
-    """Saved tensors that a device holds from each time on: (time, held), times ascending and distinct."""
-    curve = [(0.0, 0.0)]
-    by_place = held_bytes(order_changes(actions, costs), moved(copies))
-    for start, end, running, after in zip(starts, ends, by_place[1::2], by_place[2::2], strict=True):
-        # A reload allocates before the next action frees offloaded tensors.
-        before = curve[-1][1] if copies and curve[-1][0] == start else 0.0
-        for moment, held in ((start, max(running, before)), (end, after)):
-            if curve[-1][0] == moment:
-                curve[-1] = (moment, held)
-            elif curve[-1][1] != held:
-                curve.append((moment, held))
-    return curve
-
-
 def curves_of(scored: Scored) -> list[list[tuple[float, float]]]:
-    """Per device (time, held); memory in one device's saved tensors for one microbatch."""
+    """The saved tensors that each device holds from each time on: (time, held), times ascending and distinct; memory in
+    one device's saved tensors for one microbatch."""
     result, costs, chunks = scored.result, costs_of(scored.problem), scored.problem.chunks
     copies = scored.copies or [()] * len(result.starts)
-    rows = zip(scored.schedule.device_actions, result.starts, result.ends, copies, strict=True)
-    return [
-        [(time, held / chunks) for time, held in memory_curve(actions, starts, ends, costs, own)]
-        for actions, starts, ends, own in rows
-    ]
+    curves = []
+    for actions, starts, ends, own in zip(
+        scored.schedule.device_actions, result.starts, result.ends, copies, strict=True
+    ):
+        curve = [(0.0, 0.0)]
+        by_place = [held / chunks for held in held_bytes(order_changes(actions, costs), moved(own))]
+        for start, end, running, after in zip(starts, ends, by_place[1::2], by_place[2::2], strict=True):
+            # A reload allocates before the next action frees offloaded tensors.
+            before = curve[-1][1] if own and curve[-1][0] == start else 0.0
+            for moment, held in ((start, max(running, before)), (end, after)):
+                if curve[-1][0] == moment:
+                    curve[-1] = (moment, held)
+                elif curve[-1][1] != held:
+                    curve.append((moment, held))
+        curves.append(curve)
+    return curves

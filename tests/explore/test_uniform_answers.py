@@ -6,12 +6,7 @@ from panpipe.core.report.schedule import schedule_data
 from panpipe.core.schedules.registry import find_family
 from panpipe.explore import uniform_answers
 from panpipe.explore.question import UniformQuestion
-from panpipe.explore.uniform_answers import (
-    answer,
-    idle_of,
-    report_points,
-    scored_of,
-)
+from panpipe.explore.uniform_answers import answer, report_points, scored_of, why_not_faster
 
 SMALL = UniformQuestion(devices=2, microbatches=4)
 
@@ -50,9 +45,9 @@ def test_request_that_no_memory_is_enough_for_has_its_first_reason(monkeypatch):
 
 
 def test_idle_time_is_divided_by_cause():
-    found = idle_of(scored_of(UniformQuestion(devices=2, microbatches=4, comm=0.5))[0])
-    assert (found.step_s, found.compute_s) == (17.0, 12.0)
-    causes = {name: seconds for name, seconds in found.causes.items() if seconds}
+    found = why_not_faster(scored_of(UniformQuestion(devices=2, microbatches=4, comm=0.5))[0])
+    assert (found["step_s"], found["compute_s"]) == (17.0, 12.0)
+    causes = {each["cause"]: each["seconds"] for each in found["causes"] if each["seconds"]}
     assert causes == {"fill and drain": 3.0, "messages": 2.0}
 
 
