@@ -21,8 +21,7 @@ from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resid
 from ..schedules.scored import ROUNDING, Scored, costs_of, exceeds, fastest, named_schedules, score
 from ..timing.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
 from .annealing.search import search
-from .annealing.walk import Walk
-from .problem.candidate import Candidate
+from .annealing.walk import Walk, start_walk
 from .problem.meter import Meter, Stopped
 from .problem.setting import FixedStages, Setting
 from .search_options import SearchOptions
@@ -136,12 +135,10 @@ def _is_short(task: Instance) -> bool:
 
 def _walk(found: PeriodicOrders, setting: Setting) -> Walk:
     """A walk that starts with periodic orders."""
-    placement = found.task.placement
-    stages = len(placement)
-    candidate = Candidate(
-        placement, np.arange(stages + 1), np.zeros(stages, dtype=np.bool_), found.orders, found.lengths
-    )
-    return Walk(setting, PERIODIC, candidate, annealed=True)
+    schedule = found.task.schedule(PERIODIC, found.orders, found.lengths)
+    walk = start_walk(setting, schedule, tuple(range(len(schedule.placement) + 1)), split=False)
+    walk.annealed = True
+    return walk
 
 
 def _listed(task: Instance, name: str) -> Scored:

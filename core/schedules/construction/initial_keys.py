@@ -85,19 +85,14 @@ def _caps(task: Instance, fused: "np.ndarray", life: Floats, rounding: float) ->
     return caps
 
 
-def fits_one_microbatch(task: Instance) -> bool:
-    """Whether one microbatch fits on all stages of a device at once; then ``decode`` finds an order."""
-    return task.least_memory <= float(task.limits[0])
-
-
 def instances_that_fit(problems: Sequence[ScheduleProblem]) -> list[Instance]:
-    """Each problem on each placement, if at least one microbatch fits.
+    """Each problem on each placement, if one microbatch fits on all stages of a device: then ``decode`` finds an order.
 
     Raises:
         InfeasibleError: nothing fits; the message names the smallest sufficient limit.
     """
     tasks = [instance(p, placement) for p in problems for placement in placements(p.devices, p.chunks)]
-    left = [task for task in tasks if fits_one_microbatch(task)]
+    left = [task for task in tasks if task.least_memory <= float(task.limits[0])]
     if not left:
         task = min(tasks, key=lambda t: t.least_memory)
         raise InfeasibleError(

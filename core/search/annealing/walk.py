@@ -25,6 +25,10 @@ SLICE = 4_000_000
 """Actions evaluated without a check of the time limit: some hundredths of a second."""
 CONTENDED = 50
 """Time of an evaluation with contention ÷ time of one without."""
+ROUNDING = 1e-12
+"""Share of the step by which a longer one counts as equal."""
+JOINED = 15_000_000
+"""Actions evaluated to find what is joined: some seconds. What is left then stays divided, and is no slower."""
 
 
 @define(eq=False)
@@ -142,8 +146,36 @@ class Walk:
         return all(peak <= limit for peak, limit in zip(self.peaks, memory, strict=True))
 
     def join_backwards(self) -> None:
-        """Join each I directly followed by its own W into a B, if that is not slower."""
-        join_split_backwards(self.setting, self.best, self._buffers_for(self.best))
+        """Join each I directly followed by its own W into a B, if that is not slower: of all stages; where that is
+        slower, of each half of the stages, then of the microbatches."""
+        setting, candidate, buffers = self.setting, self.best, self._buffers_for(self.best)
+        count = setting.microbatches
+        buffers.work[:] = 0.0  # only used to end a run early, which is not needed here
+
+        def step() -> float:
+            return float(step_of(count, INFINITY, candidate, setting.machine, buffers))
+
+        each = max(int(candidate.lengths.sum()), 1) * (CONTENDED if setting.contended else 1)
+        least, tries = step(), JOINED // each
+        ranges = deque([(0, len(candidate.placement) * count)])  # of stage × count + microbatch
+        while ranges and tries > 0:
+            first, last = ranges.popleft()
+            on = np.unique(candidate.placement[first // count : (last - 1) // count + 1])
+            orders, lengths = candidate.orders[on], candidate.lengths[on]
+            for device in on:
+                order, length = candidate.orders[device], int(candidate.lengths[device])
+                candidate.lengths[device] = join(order, length, KINDS * first, KINDS * last)
+            if (candidate.lengths[on] == lengths).all():
+                continue
+            now, tries = step(), tries - 1
+            if 0 <= now <= least * (1 + ROUNDING):
+                least = min(least, now)
+                continue
+            candidate.orders[on], candidate.lengths[on] = orders, lengths
+            if last - first > 1:
+                unit = count if last - first > count else 1
+                middle = first + (last - first) // unit // 2 * unit
+                ranges += [(first, middle), (middle, last)]
         self.evaluate()
         self.free_buffers()
 
@@ -221,46 +253,3 @@ def frontier(walks: list[Walk]) -> Iterator[Walk]:
         if most < least:
             least = most
             yield walk
-
-
-ROUNDING = 1e-12
-"""Share of the step by which a longer one counts as equal."""
-JOINED = 15_000_000
-"""Actions evaluated to find what is joined: some seconds. What is left then stays divided, and is no slower."""
-
-
-def join_split_backwards(setting: Setting, candidate: Candidate, buffers: Buffers) -> None:
-    """Join the backwards of all stages; where that is slower, of each half of the stages, then of the microbatches.
-
-    Args:
-        setting: of the candidate.
-        candidate: its orders are changed in place.
-        buffers: with the costs of its stages.
-    """
-    count = setting.microbatches
-    buffers.work[:] = 0.0  # only used to end a run early, which is not needed here
-
-    def step() -> float:
-        return float(step_of(count, INFINITY, candidate, setting.machine, buffers))
-
-    each = max(int(candidate.lengths.sum()), 1) * (CONTENDED if setting.contended else 1)
-    least, tries = step(), JOINED // each
-    ranges = deque([(0, len(candidate.placement) * count)])  # of stage × count + microbatch
-    while ranges and tries > 0:
-        first, last = ranges.popleft()
-        on = np.unique(candidate.placement[first // count : (last - 1) // count + 1])
-        orders, lengths = candidate.orders[on], candidate.lengths[on]
-        for device in on:
-            order, length = candidate.orders[device], int(candidate.lengths[device])
-            candidate.lengths[device] = join(order, length, KINDS * first, KINDS * last)
-        if (candidate.lengths[on] == lengths).all():
-            continue
-        now, tries = step(), tries - 1
-        if 0 <= now <= least * (1 + ROUNDING):
-            least = min(least, now)
-            continue
-        candidate.orders[on], candidate.lengths[on] = orders, lengths
-        if last - first > 1:
-            unit = count if last - first > count else 1
-            middle = first + (last - first) // unit // 2 * unit
-            ranges += [(first, middle), (middle, last)]
