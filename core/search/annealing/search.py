@@ -5,7 +5,8 @@
    worse.)
 2. Cuts and orders of the better ones are annealed together, with their own costs, edges and memory limits; fewer walks
    get more moves in each round (successive halving, Karnin et al. 2013).
-3. In a small graph, the best ones continue with one stage for each operator, which moves to any device.
+3. In a small graph, the best ones continue with one stage for each operator, which moves to any device; at the end
+   the best order alone.
 
 Nothing here reads a clock: a budget counts evaluations, and the same request gives the same plan.
 """
@@ -68,6 +69,9 @@ are any: larger graphs gain nothing."""
 TURNS, AGAIN = 3, 4_000
 """How often the rounds are run from this many evaluations for each of these actions on: the best order of a tiny graph
 often depends on the random numbers."""
+REORDERED, FURTHER = Round(4, 4, 1.0, 0.03, 0.0), 0.25
+"""A last round there for the order of the best placement alone, with several random numbers; and its evaluations, as a
+share of the budget and in addition to it. A given budget has no such round."""
 PACKED = 2
 """Walks with one microbatch after another, where no other start fits."""
 JOINED = 4
@@ -143,6 +147,8 @@ def search(
             turns = TURNS if placing >= AGAIN else 1
             for turn in range(turns):
                 _place(walks, settings[0], meter, seed + turn, screened=turn > 0, share=1 / (turns - turn))
+            if turns > 1 and meter.most is None:
+                _reorder(walks, meter, seed)
     except (Stopped, KeyboardInterrupt):
         if not walks:
             raise
@@ -212,6 +218,16 @@ def _place(walks: list[Walk], setting: Setting, meter: Meter, seed: int, *, scre
     free = [refined(walk) for walk in free]
     all_rounds(free, PLACEMENTS, meter, seed, max(end - meter.spent, 0) / max(meter.left, 1))
     walks += [joined(walk) for walk in best_by_placement(free, JOINED, 1)]
+
+
+def _reorder(walks: list[Walk], meter: Meter, seed: int) -> None:
+    """Add the best walk with its order annealed further: of a tiny graph a placement's best order is rarely found among
+    moves of placements."""
+    part = meter.part(int(FURTHER * meter.budget))
+    again = [refined(ranked(walks)[0]) for _ in range(REORDERED.keep)]
+    _round(again, REORDERED, 0, part.left, part, seed)
+    meter.spent += part.spent
+    walks.append(joined(ranked(again)[0]))
 
 
 def all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: int, share: float = 1.0) -> None:
