@@ -81,10 +81,10 @@ bench: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/action_overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/host_time.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction/links.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/schedule_memory.py
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 benchmarks/prediction/prediction.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction/prediction.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction/prediction.py --models GPT --schedules 1f1b,zb-v,v-half,v-min --ranks 4 --loads 0
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/published/papers.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q benchmarks/micro.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/core/micro.py
 	$(BIN)/python benchmarks/planning/bench_search.py
 
 clean:

@@ -15,42 +15,40 @@ on a machine that nothing else uses.
 
 import json
 import statistics
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.core.fixed_plans import graph
-from benchmarks.driver import argument_parser, report
-from benchmarks.trees import ROOT, Tree, trees
+from panpipe.benchmarks.core.fixed_plans import graph
+from panpipe.benchmarks.driver import argument_parser, report
+from panpipe.benchmarks.trees import ROOT, Tree, trees
 
 Figures = dict[str, float]
 """Name of a figure → its value; the less, the better."""
 
 
+def objects(text: str) -> list[dict[str, Any]]:
+    """The lines of an output that are JSON objects."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
 def two_workers(tree: Tree, small: bool) -> Figures:
     """The step of the benchmark GPT on two gloo workers, by 1F1B."""
     rounds = "1" if small else "5"
-    lines = tree.script("two_workers", "--rounds", rounds, "--schedules", "1f1b", "--peers", "").splitlines()
-    found = {one["runner"]: one for one in map(json.loads, (line for line in lines if line.startswith("{")))}
-    return {"step of two workers, s": found["panpipe"]["step_s"]}
+    found = objects(tree.script("two_workers", "--rounds", rounds, "--schedules", "1f1b", "--peers", ""))
+    return {"step of two workers, s": next(one["step_s"] for one in found if one["runner"] == "panpipe")}
 
 
 def action_overhead(tree: Tree, small: bool) -> Figures:
     """Time of a compute action of very small stages."""
     steps, rounds = ("5", "2") if small else ("20", "5")
-    return {"action, µs": json.loads(tree.script("action_overhead", "--steps", steps, "--rounds", rounds))["panpipe"]}
+    return {"action, µs": objects(tree.script("action_overhead", "--steps", steps, "--rounds", rounds))[0]["panpipe"]}
 
 
 def simulator(tree: Tree, small: bool) -> Figures:
     """Time of a simulated compute action, for each cluster of the benchmark."""
-    options = ["-k", "simulate", "--benchmark-min-rounds", "2" if small else "8", "--benchmark-max-time", "0.1"]
-    with tempfile.NamedTemporaryFile() as file:
-        tree.run("-m", "pytest", str(ROOT / "benchmarks" / "micro.py"), *options, f"--benchmark-json={file.name}")
-        found = json.loads(Path(file.name).read_text(encoding="utf-8"))["benchmarks"]
-    per_action = {each["params"]["cluster"]: each["stats"]["min"] / each["extra_info"]["actions"] for each in found}
-    return {f"simulated action, {name}, µs": 1e6 * seconds for name, seconds in per_action.items()}
+    micro = str(ROOT / "benchmarks" / "core" / "micro.py")
+    found = objects(tree.run(micro, "--only", "simulate", "--rounds", "2" if small else "8"))
+    return {f"{each['name']}, µs an action": 1e6 * each["action_s"] for each in found}
 
 
 def planner(tree: Tree, small: bool) -> Figures:
@@ -87,19 +85,19 @@ COMPILED = ("planner", "search")
 
 def main() -> None:
     """Run, print and record."""
-    parser = argument_parser(__doc__)
+    parser = argument_parser(
+        __doc__, tree=("", "the commit to compare, in place of this tree"), rounds=3,
+        only=(",".join(BENCHMARKS), "some benchmarks, separated by commas"),
+        small=(False, "toy sizes, to try whether everything runs"),
+    )  # fmt: skip
     parser.add_argument("commit", help="any name that git knows")
-    parser.add_argument("--tree", metavar="OTHER", help="the commit to compare, in place of this tree")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default=",".join(BENCHMARKS), help="some benchmarks, separated by commas")
-    parser.add_argument("--small", action="store_true", help="toy sizes, to try whether everything runs")
     given = parser.parse_args()
     unknown = set(given.only.split(",")) - set(BENCHMARKS)
     if unknown:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
     compared = given.tree or "this tree"
     header, rows = ("figure", given.commit, compared, "ratio", "smallest and largest"), []
-    with trees(given.commit, given.tree) as (there, here):
+    with trees(given.commit, given.tree or None) as (there, here):
         for name in given.only.split(","):
             measure = BENCHMARKS[name]
             for tree in (there, here) if name in COMPILED else ():

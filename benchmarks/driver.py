@@ -1,4 +1,4 @@
-"""What benchmarks share: their command line, times, tables and records, ranks, resident memory, other load."""
+"""What benchmarks share: arguments, times, tables and records, ranks, resident memory, other load."""
 
 import argparse
 import datetime
@@ -11,27 +11,31 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from panpipe.answers.output import print_table
 from panpipe.runtimes.devices.available_memory import machine
 
-__all__ = [
-    "IMPORTED", "RankWork", "Workers", "argument_parser", "busy", "commit", "fork_ranks", "free_port", "machine",
-    "median_and_spread", "rank_environment", "report", "reset_resident_peak", "resident_bytes", "run", "seconds",
-]  # fmt: skip
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that a benchmark starts
 
 
-IMPORTED = ("torch._dynamo", "torch.export", "torch.distributed.device_mesh", "panpipe.api", "numba")
-"""Modules that a process imports before it forks ranks, so that each of them starts at once."""
+def argument_parser(doc: str | None, **options: Any) -> argparse.ArgumentParser:
+    """A parser of a script's arguments whose help is the script's docstring; it has ``--record FILE``.
 
-
-def argument_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser of a script's arguments whose help is the script's docstring; it has ``--record FILE``."""
+    Args:
+        doc: the script's docstring.
+        options: name → default value, whose type is the option's, or (default value, help). The default of a switch is
+            False.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", metavar="FILE", help="append the tables to this Markdown file")
+    for name, given in options.items():
+        default, text = given if isinstance(given, tuple) else (given, None)
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true", help=text)
+        else:
+            parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     return parser
 
 
@@ -64,21 +68,28 @@ def report(path: str | None, title: str, header: Sequence[str], rows: Sequence[S
 
 
 def seconds(
-    work: Callable[[], object], rounds: int, calls: int = 1, clock: Callable[[], float] = time.perf_counter
+    work: Callable[[], object],
+    rounds: int,
+    meet: Callable[[], object] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Seconds of one call, for each round of some calls.
+    """Seconds of each of some calls.
 
     Args:
         work: what is timed.
-        rounds, calls: how many.
+        rounds: how often.
+        meet: called before and after each, such as a barrier of ranks.
         clock: such as ``time.process_time``, which is independent of other processes.
     """
     found = []
     for _ in range(rounds):
+        if meet is not None:
+            meet()
         start = clock()
-        for _ in range(calls):
-            work()
-        found.append((clock() - start) / calls)
+        work()
+        if meet is not None:
+            meet()
+        found.append(clock() - start)
     return found
 
 
@@ -105,54 +116,6 @@ def rank_environment(rank: int, port: int, size: int = 2) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "RANK": str(rank),
         "LOCAL_RANK": str(rank),
     }  # fmt: skip
-
-
-class RankWork(BaseException):
-    """Raised in a fork, to leave the functions of its parent.
-
-    Args:
-        work: what the fork does as a rank.
-    """
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__()
-        self.work = work
-
-
-def fork_ranks(size: int, work: Callable[[int], None], errors: Path | None = None) -> list[int]:
-    """Ranks, each a fork of this process, which has imported everything; `run` must call what calls this.
-
-    Args:
-        size: number of ranks; one alone is no rank, and has no variables of torchrun.
-        work: what each does, from its number.
-        errors: folder for what rank N writes to standard error, as ``N.err``.
-
-    Returns:
-        Their process numbers.
-    """
-    port, children = free_port(), []
-    for rank in range(size):
-        child = os.fork()
-        if child == 0:
-            if size > 1:
-                os.environ.update(rank_environment(rank, port, size))
-            if errors is not None:
-                os.dup2(os.open(errors / f"{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-            raise RankWork(partial(work, rank))
-        children.append(child)
-    return children
-
-
-def run(main: Callable[[], None]) -> bool:
-    """Call a script's main function, or in a rank that it forked the rank's work; whether this is a rank."""
-    try:
-        main()
-    except RankWork as rank:
-        work = rank.work
-    else:
-        return False
-    work()
-    return True
 
 
 class Workers:

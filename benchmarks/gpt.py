@@ -4,10 +4,15 @@ Its block, and stacks of it or of other blocks, in other sizes too.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from panpipe.core.capture.export.operators import Operators
+    from panpipe.core.plan.plan import Plan
 
 ROWS, MICROBATCHES, LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 32, 8, 8, 256, 8, 1024, 128
 
@@ -76,3 +81,26 @@ def data(rows: int = ROWS, length: int = LENGTH, vocabulary: int = VOCABULARY) -
 def make() -> GPT:
     torch.manual_seed(0)
     return GPT()
+
+
+def even_plan_of(operators: "Operators", microbatches: int, devices: int = 1, chunks: int = 1) -> "Plan":
+    """A plan by 1F1B with as many operators in each stage, without measurements."""
+    from panpipe.core.capture.export.operators import tensor_bytes
+    from panpipe.core.schedules.problem import ScheduleProblem
+    from panpipe.core.schedules.registry import find_family
+    from panpipe.core.search import even_plan
+
+    sizes = {name: tensor_bytes(operators.values[p]) for p, name in operators.step.parameters.items()}
+    family = find_family("1f1b" if chunks == 1 else "interleaved-1f1b")
+    return even_plan(operators.graph, family.build(ScheduleProblem(devices, microbatches, chunks)), sizes)
+
+
+def accumulate(model: nn.Module, batch: tuple[torch.Tensor, ...], microbatches: int, step: Any = step) -> torch.Tensor:
+    """Gradients of a batch in plain PyTorch, one microbatch after another; returns the loss."""
+    model.zero_grad(set_to_none=True)
+    total = torch.zeros((), device=batch[0].device)
+    for piece in zip(*(tensor.chunk(microbatches) for tensor in batch), strict=True):
+        loss = step(model, piece) / microbatches
+        loss.backward()
+        total += loss.detach()
+    return total

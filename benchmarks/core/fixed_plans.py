@@ -186,7 +186,7 @@ def same_plan(before: str, now: str) -> bool:
 
 def compare(commit: str, only: str) -> tuple[list[tuple[str, ...]], dict[str, int]]:
     """A row for each plan that differs, and how many there are of each kind."""
-    from benchmarks.trees import trees
+    from panpipe.benchmarks.trees import trees
 
     with trees(commit) as pair, tempfile.TemporaryDirectory() as name:
         folders = [Path(name, "there"), Path(name, "here")]
@@ -226,12 +226,11 @@ def main() -> int:
     title = f"{sum(counts.values())} plans against {given.against}: {found}"
     print(title)
     if given.record:
-        from benchmarks.driver import report
+        from panpipe.benchmarks.driver import report
 
         report(given.record, title, ("plan", "there", "here"), rows)
     return 1 if rows else 0
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     sys.exit(main())

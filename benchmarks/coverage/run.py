@@ -20,7 +20,6 @@ batches are synthetic and small. timm and torchvision are installed in addition.
 
 import argparse
 import functools
-import importlib
 import json
 import os
 import re
@@ -34,18 +33,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import panpipe
 import torch
+from panpipe.benchmarks.coverage.suites import SUITES, Case
+from panpipe.benchmarks.driver import argument_parser, commit, machine
+from panpipe.runtimes.diagnose.parity import Distance, with_gradients
 from torch.utils import _pytree as pytree
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-import panpipe
-from panpipe.runtimes.diagnose.parity import Distance, with_gradients
-
-from benchmarks.coverage.case import Case, Suite
-from benchmarks.driver import argument_parser, commit, machine
-
 TITLES = {"torchbench": "TorchBench", "timm_models": "timm", "torchvision_models": "torchvision"}
-SUITES = tuple(TITLES)
 OUTCOMES = ("right", "right with options", "refused", "wrong", "crashed", "not built")
 MICROBATCHES = 4
 LIMIT_S = 900
@@ -222,7 +217,7 @@ def main() -> None:
     parser.add_argument("--results", required=True, help="file to append results to, one JSON object a line")
     parser.add_argument("--here", action="store_true", help="train one model in this process and print JSON")
     arguments = parser.parse_args()
-    models: Suite = importlib.import_module(f"benchmarks.coverage.{arguments.suite}").suite()
+    models = SUITES[arguments.suite]()
     if arguments.here:
         torch.set_num_threads(1)
         print(json.dumps(trained(models[arguments.models[0]])))

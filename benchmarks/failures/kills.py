@@ -23,26 +23,27 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
 from attrs import Factory, define, frozen
 from cattrs import structure, unstructure
+from panpipe.benchmarks.driver import argument_parser, free_port, rank_environment
 from torch import nn
-
-from benchmarks.driver import IMPORTED, argument_parser, fork_ranks, run
 
 MESHES = {"pp=2": 2, "pp=3": 3, "pp=4": 4, "dp=2,pp=2": 4}
 """Each mesh, with its number of ranks; with replicas, two ranks next to each other are one of them."""
 PHASES = ("build", "resume", "step", "between", "evaluate", "checkpoint", "background", "close")
 STEPS, EVERY = 8, 2
 """Steps of a job, and between two checkpoints: one of the two that follow each other is written in the background."""
+IMPORTED = ("torch._dynamo", "torch.export", "torch.distributed.device_mesh", "panpipe.api", "numba")
+"""Modules that this process imports before it forks ranks, so that each of them starts at once."""
 HANGS_S = 900.0
 """Seconds after which a job that has not ended hangs: on a busy machine a job takes minutes."""
 
@@ -174,6 +175,19 @@ def train(mesh: str, folder: Path, rank: int, moment: Moment | None) -> None:
     write()
 
 
+def end_with(work: Callable[[], None]) -> NoReturn:
+    """Do a rank's work in a fork, and end it: this never returns to what the parent does."""
+    status = 0
+    try:
+        work()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    # The interpreter would take seconds more, on a busy machine 20, to free what the parent has imported.
+    atexit._run_exitfuncs()
+    os._exit(status)
+
+
 def run_job(
     mesh: str, folder: Path, victim: int | None = None, moment: Moment | None = None
 ) -> tuple[dict[int, int], dict[int, float]]:
@@ -181,14 +195,13 @@ def run_job(
 
     Ranks that hang are killed and have no entry.
     """
-
-    def work(rank: int) -> None:
-        train(mesh, folder, rank, moment if rank == victim else None)
-        # The interpreter would take seconds more, on a busy machine 20, to free what the parent has imported.
-        atexit._run_exitfuncs()
-        os._exit(0)
-
-    children = fork_ranks(MESHES[mesh], work, folder)
+    port, children = free_port(), list[int]()
+    for rank in range(MESHES[mesh]):
+        children.append(os.fork())
+        if children[-1] == 0:
+            os.environ.update(rank_environment(rank, port, MESHES[mesh]))
+            os.dup2(os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            end_with(partial(train, mesh, folder, rank, moment if rank == victim else None))
     statuses, times, deadline = dict[int, int](), dict[int, float](), time.monotonic() + HANGS_S
     while len(statuses) < len(children) and time.monotonic() < deadline:
         for rank, child in enumerate(children):
@@ -387,10 +400,8 @@ def kill_often(kills: int, seed: int, seconds: float) -> bool:
 
 def main() -> None:
     """Kill ranks, and print the results."""
-    parser = argument_parser(__doc__)
+    parser = argument_parser(__doc__, seed=0, seconds=(float("inf"), "start no further trial after this time"))
     parser.add_argument("kills", type=int, nargs="?", default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further trial after this time")
     given = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("PANPIPE_TIMEOUT_S", "30")
@@ -400,4 +411,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    main()

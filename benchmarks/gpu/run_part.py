@@ -7,22 +7,25 @@ code except what only a GPU has: ``make test`` does, so that the first run on a 
 """
 
 import argparse
+import gc
 import json
 import platform
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import panpipe
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
+from panpipe.benchmarks import gpt
+from panpipe.benchmarks.driver import seconds
 from panpipe.core.actions import Kind
-from panpipe.core.capture.export.operators import Operators
+from panpipe.core.capture.export.operators import Operators, operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.cluster.cluster import Cluster, Hub, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
@@ -37,26 +40,149 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks import gpt
-from benchmarks.gpu.workload import (
-    TOY,
-    Found,
-    Size,
-    batch_of,
-    clear,
-    eager,
-    measured,
-    model_of,
-    operators_on,
-    pipeline_of,
-    plan_of,
-    share_during,
-    step_in_bfloat16,
-)
-
+Found = dict[str, Any]
 Results = Iterator[tuple[str, Found]]
 """What a part has found so far, by name: it is written at once, so that a part that is stopped keeps it."""
 SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+@frozen
+class Size:
+    """What is trained, and where.
+
+    Args:
+        device: the torch device that all stages share.
+        width, layers, vocabulary, length: of the GPT.
+        rows, microbatches: of a batch.
+        steps, warm_up: timed steps, and steps before them.
+        stages: numbers of stages.
+        widths: the three models whose predictions are compared with measurements.
+        memory_bytes: what the part ``memory`` may use of the GPU.
+        short_of_memory: the changes with which the activations exceed that.
+    """
+
+    device: str = "cuda:0"
+    width: int = 2048
+    layers: int = 8
+    vocabulary: int = 16384
+    length: int = 1024
+    rows: int = 32
+    microbatches: int = 8
+    steps: int = 5
+    warm_up: int = 3
+    stages: tuple[int, ...] = (1, 2, 4)
+    widths: tuple[int, int, int] = (1024, 2048, 3072)
+    memory_bytes: int = 28 << 30
+    short_of_memory: Mapping[str, Any] = {
+        "width": 4096, "vocabulary": 4096, "rows": 64, "microbatches": 4, "steps": 2, "warm_up": 1, "stages": (8,)
+    }  # fmt: skip
+
+    @property
+    def where(self) -> torch.device:
+        return torch.device(self.device)
+
+
+TOY = Size(
+    "cpu", 16, 2, 32, 8, 4, 2, 1, 1, (1, 2), widths=(16, 32, 48),
+    short_of_memory={"width": 256, "layers": 4, "length": 256, "rows": 8, "stages": (4,)},
+)  # fmt: skip
+
+
+def step_in_bfloat16(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The training step, in bfloat16 by autocast."""
+    with torch.autocast(batch[0].device.type, torch.bfloat16):
+        return gpt.step(model, batch)
+
+
+def model_of(size: Size) -> nn.Module:
+    with size.where:  # a host needs seconds for a billion random numbers
+        return gpt.stack(gpt.Block, size.width, size.layers, size.vocabulary)
+
+
+def batch_of(size: Size) -> tuple[torch.Tensor, ...]:
+    return gpt.data(size.rows, size.length, size.vocabulary)
+
+
+def operators_on(size: Size, model: nn.Module, step: Any, batch: Any) -> Operators:
+    """The step of a microbatch, captured."""
+    piece = tuple(tensor[: len(tensor) // size.microbatches].to(size.where) for tensor in batch)
+    return operators_of(capture_step(model, step, piece, device=size.where.type))
+
+
+def pipeline_of(
+    size: Size, plan: Plan | int, model: nn.Module, step: Any, batch: Any, optimizer: Any = torch.optim.AdamW,
+    memory: panpipe.Memory | None = None, **options: Any,
+) -> panpipe.Pipeline:  # fmt: skip
+    """A pipeline whose devices share the torch device, by a plan, or by an even one with this many stages."""
+    if isinstance(plan, int):
+        plan = gpt.even_plan_of(operators_on(size, model, step, batch), size.microbatches, plan)
+    names = ",".join([size.device] * len(plan.device_actions))
+    return panpipe.pipeline(
+        model, step, batch, plan=plan, optimizer=optimizer, devices=names, memory=memory,
+        run=panpipe.Run(share_devices=True, progress=False, **options),
+    )  # fmt: skip
+
+
+def eager(size: Size, model: nn.Module, step: Any, batch: Any, optimizer: Any = torch.optim.AdamW) -> Found:
+    """Plain PyTorch on the same microbatches."""
+    here = tuple(tensor.to(size.where) for tensor in batch)
+    update = optimizer(model.parameters())
+
+    def run() -> torch.Tensor:
+        loss = gpt.accumulate(model, here, size.microbatches, step)
+        update.step()
+        return loss
+
+    return measured(size, run)
+
+
+def measured(size: Size, run: Callable[[], torch.Tensor], compared: Found | None = None) -> Found:
+    """Times, peak and losses of steps.
+
+    Args:
+        size: has their number, and the tokens of each.
+        run: a step, which returns its loss.
+        compared: steps that have to have equal losses.
+    """
+    cuda = size.where.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(size.where)
+    losses: list[torch.Tensor] = []
+    meet = partial(torch.cuda.synchronize, size.where) if cuda else None
+    times = seconds(lambda: losses.append(run()), size.warm_up + size.steps, meet)[size.warm_up :]
+    median = statistics.median(times)
+    found: Found = {
+        "median_s": median, "least_s": min(times), "most_s": max(times),
+        "tokens_per_s": size.rows * size.length / median,
+        "peak_bytes": torch.cuda.max_memory_allocated(size.where) if cuda else None,
+        "losses": [loss.item() for loss in losses],
+    }  # fmt: skip
+    if compared is not None and "losses" in compared:
+        one, other = (torch.tensor(each["losses"], dtype=torch.float64) for each in (found, compared))
+        found["losses_apart"] = (one / other - 1).abs().max().item()  # NaN if a loss is
+        found["slower"] = median / compared["median_s"] - 1
+    return found
+
+
+def share_during(spans: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
+    """The share of the time of some spans in which there is one of the others."""
+    total, overlap, sorted_others = sum(end - start for start, end in spans), 0.0, sorted(others)
+    for start, end in spans:
+        covered = start
+        for begin, until in sorted_others:
+            if until > covered and begin < end:
+                overlap += min(until, end) - max(begin, covered)
+                covered = max(covered, min(until, end))
+    return overlap / total if total else 0.0
+
+
+def clear(size: Size) -> None:
+    """Free what the measurement before held."""
+    gc.collect()
+    if size.where.type == "cuda":
+        torch.cuda.init()  # without it the calls below refuse the device
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
 
 
 def offload(size: Size) -> Results:
@@ -98,7 +224,7 @@ def memory(size: Size) -> Results:
     with torch.device("meta"):
         shapes = gpt.stack(gpt.Block, size.width, size.layers, size.vocabulary)
     operators = operators_on(size, shapes, step_in_bfloat16, batch)
-    plan = plan_of(operators, size.microbatches, 1, size.stages[0])
+    plan = gpt.even_plan_of(operators, size.microbatches, 1, size.stages[0])
     stages = range(len(plan.stages))
     rates = {c.to_host: c.line.bytes_per_s for c in host_copies(size.where) if c.pinned} or {True: 1e9, False: 1e9}
     yield "copies alone", {"to_host_bytes_per_s": rates[True], "to_device_bytes_per_s": rates[False]}
@@ -149,25 +275,24 @@ def trained_within(size: Size, plan: Plan, batch: Any, compared: Found) -> Found
 
 def copies_of(trace: Trace) -> Found:
     """How fast the host copies of a step were, and which share of their time some device computed."""
-    found, compute = Found(), spans(trace, computes)
+    found, compute = Found(), computing(trace)
     for kind in (Kind.OFFLOAD, Kind.RELOAD):
         copies = [event for event in trace.events if event.action.kind is kind]
         if copies:
-            own = [(event.start_s, event.end_s) for event in copies]
+            own, size = spans(copies), sum(event.bytes for event in copies)
             found[str(kind)] = {
-                "bytes": sum(event.bytes for event in copies),
-                "bytes_per_s": sum(event.bytes for event in copies) / max(sum(e - s for s, e in own), 1e-9),
+                "bytes": size, "bytes_per_s": size / max(sum(e - s for s, e in own), 1e-9),
                 "during compute": share_during(own, compute),
-            }
+            }  # fmt: skip
     return found
 
 
-def computes(event: TraceEvent) -> bool:
-    return event.queue == COMPUTE_QUEUE
+def spans(events: Iterable[TraceEvent]) -> list[tuple[float, float]]:
+    return [(event.start_s, event.end_s) for event in events]
 
 
-def spans(trace: Trace, wanted: Callable[[TraceEvent], bool]) -> list[tuple[float, float]]:
-    return [(event.start_s, event.end_s) for event in trace.events if wanted(event)]
+def computing(trace: Trace) -> list[tuple[float, float]]:
+    return spans(event for event in trace.events if event.queue == COMPUTE_QUEUE)
 
 
 def predictions(size: Size) -> Results:
@@ -220,8 +345,8 @@ def step_of_stages(size: Size, stages: int, compared: Found) -> Found:
     with pipeline_of(size, stages, model_of(size), step_in_bfloat16, batch) as pipe:
         found = measured(size, partial(pipe.step, batch), compared)
         _, trace = pipe.trace_step(batch)
-    messages = spans(trace, lambda event: event.action.peer is not None)
-    return {**found, "messages during compute": share_during(messages, spans(trace, computes))}
+    messages = spans(event for event in trace.events if event.action.peer is not None)
+    return {**found, "messages during compute": share_during(messages, computing(trace))}
 
 
 PARTS = {part.__name__: part for part in (offload, memory, predictions, steps)}

@@ -10,20 +10,16 @@ half of 1F1B's memory.
 
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from panpipe.benchmarks.driver import argument_parser, report
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 from panpipe.core.schedules.scored import Scored
 from panpipe.core.search.find_schedule import EVALUATIONS, find_schedule
-
-from benchmarks.driver import argument_parser, report
 
 CASES = Path(__file__).resolve().parents[2] / "tests" / "data" / "frontiers.json"
 CHUNKS = (1, 2, 3, 4)
@@ -51,14 +47,12 @@ def search(case: dict[str, Any], memory: float, evaluations: int, seed: int) -> 
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--evaluations", type=int, default=EVALUATIONS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--devices", type=int, help="only the cases with this number of devices")
-    arguments = parser.parse_args()
+    arguments = argument_parser(
+        __doc__, evaluations=EVALUATIONS, seed=0, devices=(0, "only the cases with this number of devices")
+    ).parse_args()
     rows, worst, saved = [], 0.0, []
     for case in json.loads(CASES.read_text(encoding="utf-8"))["frontiers"]:
-        if arguments.devices not in (None, case["devices"]):
+        if arguments.devices not in (0, case["devices"]):
             continue
         costs = case["forward"], case["backward_input"], case["backward_weight"]
         work = case["microbatches"] * sum(costs)

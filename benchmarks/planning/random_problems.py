@@ -22,11 +22,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate, pairwise
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from attrs import evolve, frozen
+from panpipe.benchmarks.driver import argument_parser, report
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
@@ -38,9 +36,7 @@ from panpipe.core.search.search_options import SearchOptions
 from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 
-from benchmarks.driver import argument_parser, report
-
-CASES, WORST = 60, 1.005
+WORST = 1.005
 NAMED = 5_000
 """Evaluations for the cuts of a named schedule: more find nothing better for this few operators."""
 AMPLE = 10**15
@@ -178,14 +174,12 @@ def compared_number(number: int) -> tuple[list[str], float, float]:
 
 
 def main() -> int:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--cases", help="first and one past the last, such as 0,5")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    given = parser.parse_args()
-    first, last = map(int, given.cases.split(",")) if given.cases else (0, CASES)
+    given = argument_parser(
+        __doc__, cases=("0,60", "first and one past the last"), jobs=(1, "processes")
+    ).parse_args()  # fmt: skip
     rows, ratios, above = [], [], []
     with ProcessPoolExecutor(given.jobs) as pool:
-        for row, ratio, gap in pool.map(compared_number, range(first, last)):
+        for row, ratio, gap in pool.map(compared_number, range(*map(int, given.cases.split(",")))):
             rows.append(row)
             ratios.append(ratio)
             above += [gap] if gap < float("inf") else []

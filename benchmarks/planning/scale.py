@@ -19,8 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from panpipe.benchmarks.driver import argument_parser, report
 from panpipe.core.cluster.cluster import Cluster, Device, cluster_json, fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
@@ -29,8 +28,6 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
 from panpipe.core.plan.plan import Plan, Prediction, Stage
 from panpipe.core.schedules.one_f_one_b import one_f_one_b
 from panpipe.core.schedules.problem import ScheduleProblem
-
-from benchmarks.driver import argument_parser, report
 
 OPERATORS, DEVICES, MICROBATCHES = 1000, 512, 1024
 MODELS = {
@@ -122,10 +119,7 @@ def run(command: list[str]) -> tuple[float, int]:
 
 def main() -> None:
     """Run every case several times, and print a table."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__, runs=1, only=("", "cases whose name contains this")).parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for title, (goal, command) in cases(Path(name)).items():

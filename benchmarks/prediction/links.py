@@ -6,36 +6,35 @@ run. Errors are of the fitted line of each pair, and of the cluster file that th
     python benchmarks/prediction/links.py [--ranks 2] [--repeats 40] [--record FILE]
 """
 
-import os
 import statistics
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from panpipe.answers.profile_links import measure_links
+from panpipe.benchmarks.driver import Workers, argument_parser, report
 from panpipe.core.cluster.cluster import Cluster, Device
 from panpipe.core.cluster.links.lines import fit_line
 from panpipe.core.cluster.links.shared import groups_to_measure, shared_links
 from panpipe.runtimes.launch.launch import make_team
 
-from benchmarks.driver import argument_parser, report
-
 HELD_OUT = (1 << 10, 1 << 14, 1 << 17, 3 << 18, 1 << 21, 3 << 20)
 """Bytes between those that the fit sees."""
 
 
-def measure(repeats: int, path: str | None) -> None:
-    """On every rank."""
+def measured(rank: int, repeats: int) -> Callable[[str], list[tuple[str, ...]]]:
+    """What a rank answers: the rows of the table, which rank 0 has."""
+    return lambda asked: rows_of(repeats)
+
+
+def rows_of(repeats: int) -> list[tuple[str, ...]]:
+    """Measure together with the other ranks."""
     team = make_team(None, None)
     cpu = torch.device("cpu")
     seen = measure_links(team, lambda _: cpu, groups_to_measure(["here"] * team.size), repeats=repeats)
     other = measure_links(team, lambda _: cpu, [], HELD_OUT, repeats).alone
     team.close()
     if team.local != (0,):
-        return
+        return []
     lines = {pair: fit_line(list(times), list(times.values())) for pair, times in seen.alone.items()}
     devices = tuple(Device(f"device{number}", 1) for number in range(team.size))
     latencies = [[lines[a, b].latency_s if a != b else 0.0 for b in range(team.size)] for a in range(team.size)]
@@ -49,20 +48,16 @@ def measure(repeats: int, path: str | None) -> None:
         took = statistics.median(times[size] for times in other.values())
         rows.append((f"{size:,}", f"{took * 1e6:.0f}", *(f"{statistics.median(e):.0%}" for e in (of_line, of_file))))
         rows[-1] += (f"{max(of_line):.0%}", f"{max(of_file):.0%}")
-    header = ("bytes, held out", "µs", "line, median", "file, median", "line, worst", "file, worst")
-    report(path, f"Links between {team.size} gloo ranks", header, rows)
+    return rows
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=40)
-    given = parser.parse_args()
-    if "RANK" in os.environ:
-        measure(given.repeats, given.record)
-        return
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(given.ranks)]
-    subprocess.run([sys.executable, *launch, __file__, *sys.argv[1:]], check=True)
+    given = argument_parser(__doc__, ranks=2, repeats=40).parse_args()
+    ranks = Workers(given.ranks, measured, given.repeats)
+    rows = ranks.ask("rows")[0]
+    ranks.close()
+    header = ("bytes, held out", "µs", "line, median", "file, median", "line, worst", "file, worst")
+    report(given.record, f"Links between {given.ranks} gloo ranks", header, rows)
 
 
 if __name__ == "__main__":

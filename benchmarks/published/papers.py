@@ -11,18 +11,16 @@ first device being the last to end. Asserted are the orderings that the paper sh
 """
 
 import json
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from attrs import field, frozen
 from panpipe.answers.plan.costs import model_costs
 from panpipe.answers.plan.options import PlanOptions
+from panpipe.benchmarks.driver import argument_parser, report
 from panpipe.core.cluster.catalog import find_cluster
 from panpipe.core.costs.costs import stage_costs, stage_edges
 from panpipe.core.costs.graph import OpGraph
@@ -32,8 +30,6 @@ from panpipe.core.search.problem.assemble import assemble
 from panpipe.core.search.problem.blocks import Blocks
 from panpipe.simulators.result import SimulationResult
 from panpipe.simulators.run import simulate
-
-from benchmarks.driver import argument_parser, report
 
 
 @frozen

@@ -11,7 +11,6 @@ reported apart.
 import json
 import math
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +19,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from attrs import field, frozen
+from panpipe.benchmarks.driver import argument_parser, report
 from panpipe.cli import main as panpipe
 from panpipe.core.validation.interval import OTHER, SHARDED, TENSOR
-
-from benchmarks.driver import argument_parser, report
 
 
 @frozen(kw_only=True)
@@ -114,6 +110,8 @@ def nemotron(layers: int, hidden: int, heads: int, groups: int) -> dict[str, Any
             "num_key_value_heads": groups, "intermediate_size": 4 * hidden, "vocab_size": 256000}  # fmt: skip
 
 
+WRITTEN_OUT = {"attn_implementation": "eager"}
+"""Attention as products and a softmax."""
 NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 GPT_22B, GPT_175B = gpt(48, 6144, 64), gpt(96, 12288, 96)
 GPT_530B, GPT_1T = gpt(105, 20480, 128), gpt(128, 25600, 160)
@@ -152,6 +150,11 @@ def sharded(gpus: int, layers: int, recompute: str = "none") -> tuple[str, ...]:
             str(layers), "--recompute", recompute)  # fmt: skip
 
 
+def eights(gpus: int, device: str, options: str = "") -> str:
+    """A cluster of nodes with eight GPUs each."""
+    return f"{gpus // 8}x8x{device}{options}" if gpus > 8 else f"8x{device}"
+
+
 def _nemo() -> list[Run]:
     base = {"source": DGX, "sequence": 2048, "config": {**GPT_175B, **NO_DROPOUT}}
     return [
@@ -188,8 +191,8 @@ def _nemo_fp8() -> list[Run]:
     return [
         Run(name=f"{name} in fp8, on {gpus} H100", source=NEMO, sequence=sequence, samples=samples, assumed="",
             config={**config, **NO_DROPOUT} if config["model_type"] == "gpt2" else config,
-            cluster=f"{gpus // 8}x8xH100" if gpus > 8 else "8xH100", microbatches=samples // size,
-            step_s=samples * sequence / (gpus * rate), fitted=sequence in (16384, 32768, 131072),
+            cluster=eights(gpus, "H100"), microbatches=samples // size, step_s=samples * sequence / (gpus * rate),
+            fitted=sequence in (16384, 32768, 131072),
             options=(*pipelined(pipeline, gpus // (tensor * pipeline * context), tensor, chunks), *ENGINE, "--cp",
                      str(context), "--dtype", "fp8"))
         for name, config, gpus, samples, size, sequence, tensor, pipeline, context, chunks, rate in rows
@@ -203,9 +206,9 @@ def _llama_3() -> list[Run]:
         # Their FLOPs: 6 for each parameter and token, and attention without the part that is masked.
         flops = samples * sequence * (6 * 405e9 + 6 * 126 * 16384 * sequence)
         found.append(
-            Run(name=f"Llama-3 405B, {sequence} tokens, on {gpus} H100", source=LLAMA_3, cluster=f"{gpus // 8}x8xH100",
-                config=LLAMA_405B, samples=samples, sequence=sequence,
-                microbatches=samples, step_s=flops / (gpus * rate * 1e12), assumed="8 chunks, no recomputation",
+            Run(name=f"Llama-3 405B, {sequence} tokens, on {gpus} H100", source=LLAMA_3, cluster=eights(gpus, "H100"),
+                config=LLAMA_405B, samples=samples, sequence=sequence, microbatches=samples,
+                step_s=flops / (gpus * rate * 1e12), assumed="8 chunks, no recomputation",
                 options=(*pipelined(16, data, 8, 8), *ENGINE, "--cp", str(context)))
         )  # fmt: skip
     return found
@@ -213,30 +216,29 @@ def _llama_3() -> list[Run]:
 
 def _fsdp() -> list[Run]:
     rows = [
-        ("Llama-2 7B", LLAMA_7B, "16x8xA100-80GB", 128, 2, 3700, "none", True, FSDP_BLOG),
-        ("Llama-2 7B", LLAMA_7B, "12x8xH100", 96, 2, 7500, "none", False, FSDP_BLOG),
-        ("Llama-2 34B", LLAMA_34B, "16x8xA100-80GB", 128, 2, 700, "all", False, FSDP_BLOG),
-        ("Llama-2 70B", LLAMA_70B, "8x8xA100-80GB", 64, 2, 353, "all", True, FSDP2),
+        ("Llama-2 7B", LLAMA_7B, "A100-80GB", 128, 3700, "none", True, FSDP_BLOG),
+        ("Llama-2 7B", LLAMA_7B, "H100", 96, 7500, "none", False, FSDP_BLOG),
+        ("Llama-2 34B", LLAMA_34B, "A100-80GB", 128, 700, "all", False, FSDP_BLOG),
+        ("Llama-2 70B", LLAMA_70B, "A100-80GB", 64, 353, "all", True, FSDP2),
     ]  # fmt: skip
     found = []
-    for name, config, cluster, gpus, samples, rate, recompute, fitted, source in rows:
-        layers = config["num_hidden_layers"]
+    for name, config, device, gpus, rate, recompute, fitted, source in rows:
         found.append(
-            Run(name=f"{name} on {gpus} {cluster.split('x')[-1]}", source=source, config=config, cluster=cluster,
-                samples=gpus * samples, sequence=4096, microbatches=gpus, options=sharded(gpus, layers, recompute),
-                step_s=samples * 4096 / rate, fitted=fitted)
+            Run(name=f"{name} on {gpus} {device}", source=source, config=config, cluster=eights(gpus, device),
+                samples=2 * gpus, sequence=4096, microbatches=gpus, step_s=2 * 4096 / rate, fitted=fitted,
+                options=sharded(gpus, config["num_hidden_layers"], recompute))
         )  # fmt: skip
     for gpus, kernels, dtype, rate, gibibytes, fitted in (
         (8, "eager", "bf16", 5762, 82.4, True), (8, "compiled", "bf16", 6667, 77.0, False),
         (8, "compiled", "fp8", 8532, 76.8, False), (128, "eager", "bf16", 5605, 67.0, False),
         (128, "compiled", "bf16", 6514, 62.0, True), (128, "compiled", "fp8", 8380, 61.8, False),
     ):  # fmt: skip
-        cluster = f"{gpus // 8}x8xH100-HBM2e" if gpus > 8 else "8xH100-HBM2e"
         name = kernels if dtype == "bf16" else f"{kernels} in {dtype}"
         found.append(
-            Run(name=f"Llama-3 8B, {name}, on {gpus} H100-HBM2e", source=TITAN, config=LLAMA_3_8B, cluster=cluster,
-                samples=2 * gpus, sequence=8192, microbatches=gpus, step_s=2 * 8192 / rate, fitted=fitted,
-                memory_bytes=gibibytes * 2**30, assumed="every second layer recomputed",
+            Run(name=f"Llama-3 8B, {name}, on {gpus} H100-HBM2e", source=TITAN, config=LLAMA_3_8B,
+                cluster=eights(gpus, "H100-HBM2e"), samples=2 * gpus, sequence=8192, microbatches=gpus,
+                step_s=2 * 8192 / rate, fitted=fitted, memory_bytes=gibibytes * 2**30,
+                assumed="every second layer recomputed",
                 options=(*sharded(gpus, 32, "every:2"), "--kernels", kernels, "--dtype", dtype))
         )  # fmt: skip
     for context, rate, gibibytes in ((1, 3890, 83.9), (2, 2540, 84.2), (4, 1071, 84.0)):
@@ -264,23 +266,19 @@ def _fsdp() -> list[Run]:
 def _megatron() -> list[Run]:
     eager = ("--kernels", "fused", "--tp-overlap", "backward")
     found = []
-    shapes = {"22B": (GPT_22B, 1, 4, 1, 1, 1.42), "175B": (GPT_175B, 8, 64, 64, 3, 18.13),
-              "530B": (GPT_530B, 35, 280, 280, 3, 49.05), "1T": (GPT_1T, 64, 512, 512, 1, 94.42)}  # fmt: skip
-    for name, (config, pipeline, batch, microbatches, chunks, step_s) in shapes.items():
-        found.append(
-            Run(name=f"GPT {name}, full recomputation", source=KORTHIKANTI, config={**config, **WRITTEN_OUT},
-                cluster=f"{pipeline}x8xA100-80GB:nics=8" if pipeline > 1 else "8xA100-80GB", samples=batch,
-                sequence=2048, microbatches=microbatches, step_s=step_s, fitted=name in ("22B", "530B"),
-                options=(*pipelined(pipeline, 1, 8, chunks, "all"), *eager))
-        )  # fmt: skip
-    for name, step_s in (("22B", 1.10), ("175B", 13.75), ("530B", 37.83), ("1T", 71.49)):
-        config, pipeline, batch, microbatches, chunks, _ = shapes[name]
-        found.append(
-            Run(name=f"GPT {name}, selective recomputation", source=KORTHIKANTI, config={**config, **WRITTEN_OUT},
-                cluster=f"{pipeline}x8xA100-80GB:nics=8" if pipeline > 1 else "8xA100-80GB", samples=batch,
-                sequence=2048, microbatches=microbatches, step_s=step_s,
-                options=(*pipelined(pipeline, 1, 8, chunks, "attention"), *eager, "--sequence-parallel"))
-        )  # fmt: skip
+    shapes = {"22B": (GPT_22B, 1, 4, 1, 1), "175B": (GPT_175B, 8, 64, 64, 3), "530B": (GPT_530B, 35, 280, 280, 3),
+              "1T": (GPT_1T, 64, 512, 512, 1)}  # fmt: skip
+    for kind, recompute, more, times in (
+        ("full", "all", (), (1.42, 18.13, 49.05, 94.42)),
+        ("selective", "attention", ("--sequence-parallel",), (1.10, 13.75, 37.83, 71.49)),
+    ):
+        for (name, (config, pipeline, batch, microbatches, chunks)), step_s in zip(shapes.items(), times, strict=True):
+            found.append(
+                Run(name=f"GPT {name}, {kind} recomputation", source=KORTHIKANTI, config={**config, **WRITTEN_OUT},
+                    cluster=eights(8 * pipeline, "A100-80GB", ":nics=8"), samples=batch, sequence=2048,
+                    microbatches=microbatches, step_s=step_s, fitted=kind == "full" and name in ("22B", "530B"),
+                    options=(*pipelined(pipeline, 1, 8, chunks, recompute), *eager, *more))
+            )  # fmt: skip
     rows = [("175B", GPT_175B, 384, 153, 12, 2, 1536, True), ("175B", GPT_175B, 768, 149, 12, 2, 1536, False),
             ("175B", GPT_175B, 1536, 141, 12, 2, 1536, False), ("530B", GPT_530B, 560, 171, 35, 3, 2240, False),
             ("530B", GPT_530B, 1120, 167, 35, 3, 2240, True)]  # fmt: skip
@@ -291,16 +289,12 @@ def _megatron() -> list[Run]:
         flops = 96 * batch * 2048 * layers * hidden**2 * (1 + 2048 / (6 * hidden) + 51200 / (16 * layers * hidden))
         found.append(
             Run(name=f"GPT {name} on {gpus} A100", source=NARAYANAN, config={**config, **WRITTEN_OUT},
-                cluster=f"{gpus // 8}x8xA100-80GB:nics=8", samples=batch, sequence=2048, microbatches=batch,
+                cluster=eights(gpus, "A100-80GB", ":nics=8"), samples=batch, sequence=2048, microbatches=batch,
                 step_s=flops / (gpus * rate * 1e12), fitted=fitted,
                 options=(*pipelined(pipeline, data, 8, chunks, "all"), *eager),
                 assumed="2 chunks" if name == "175B" else "")
         )  # fmt: skip
     return found
-
-
-WRITTEN_OUT = {"attn_implementation": "eager"}
-"""Attention as products and a softmax."""
 
 
 def _mpt() -> list[Run]:
@@ -316,10 +310,9 @@ def _mpt() -> list[Run]:
         layers, hidden, heads = sizes[size]
         found.append(
             Run(name=f"MPT {size} on {gpus} {device}", source=MPT,
-                config=gpt(layers, hidden, heads, 50368, **NO_DROPOUT),
-                cluster=f"{gpus // 8}x8x{device}" if gpus > 8 else f"8x{device}", samples=batch, sequence=2048,
-                microbatches=batch // samples, options=sharded(gpus, layers, recompute),
-                step_s=batch * 2048 / (gpus * rate), fitted=fitted, assumed="the layers of GPT, with flash attention")
+                config=gpt(layers, hidden, heads, 50368, **NO_DROPOUT), cluster=eights(gpus, device), samples=batch,
+                sequence=2048, microbatches=batch // samples, step_s=batch * 2048 / (gpus * rate), fitted=fitted,
+                options=sharded(gpus, layers, recompute), assumed="the layers of GPT, with flash attention")
         )  # fmt: skip
     return found
 

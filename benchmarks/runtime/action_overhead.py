@@ -7,44 +7,26 @@ barrier to barrier, divided by a rank's compute actions; what is reported is the
 """
 
 import json
-import os
 import statistics
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
+from panpipe.benchmarks.driver import Workers, argument_parser, report, seconds
 from torch import nn
-
-from benchmarks.driver import Workers, argument_parser, report
 
 MICROBATCHES = 64
 ACTIONS = 2 * MICROBATCHES
+WARM_UP = 3
+"""Steps of a turn that do not count."""
 
 
 def step_function(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).pow(2).mean()
 
 
-def timed(steps: int, run: Any) -> float:
-    """µs per compute action: the median of some steps."""
-    times = []
-    for _ in range(steps):
-        dist.barrier()
-        start = time.perf_counter()
-        run()
-        dist.barrier()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[3:]) / ACTIONS * 1e6
-
-
-def panpipe_step(batch: torch.Tensor) -> Any:
-    """A pipeline whose first stage is one Linear, and whose second is the other with the loss."""
+def panpipe_step(batch: torch.Tensor) -> Callable[[], object]:
+    """A step of a pipeline whose first stage is one Linear, and whose second is the other with the loss."""
     import panpipe
     from panpipe.core.capture.export.operators import operators_of
     from panpipe.core.capture.export.step import capture_step
@@ -58,10 +40,12 @@ def panpipe_step(batch: torch.Tensor) -> Any:
     names = [node.name for node in graph.nodes]
     schedule = find_family("1f1b").build(ScheduleProblem(2, MICROBATCHES))
     plan = assemble(graph, [names[:1], names[1:]], schedule)
-    return panpipe.pipeline(model, step_function, batch, optimizer=None, plan=plan)
+    pipe = panpipe.pipeline(model, step_function, batch, optimizer=None, plan=plan)
+    return lambda: pipe.step(batch)
 
 
-def peer(batch: torch.Tensor, rank: int) -> Any:
+def peer_step(batch: torch.Tensor, rank: int) -> Callable[[], object]:
+    """The same step by ``torch.distributed.pipelining``."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     stage = PipelineStage(nn.Linear(8, 8), rank, 2, torch.device("cpu"))
@@ -77,34 +61,26 @@ def peer(batch: torch.Tensor, rank: int) -> Any:
     return run
 
 
-def contenders(rank: int, steps: int, rounds: int) -> Callable[[str], dict[str, float]]:
-    """What a rank answers: the median of the rounds of each contender, in turns."""
+def contenders(rank: int, steps: int) -> Callable[[str], float]:
+    """What a rank answers: µs per compute action in a turn of a contender."""
     batch = torch.randn(MICROBATCHES, 8, generator=torch.Generator().manual_seed(1))
-    pipe, torch_step = panpipe_step(batch), peer(batch, rank)
-
-    def measured(asked: str) -> dict[str, float]:
-        times: dict[str, list[float]] = {"panpipe": [], "torch 1F1B": []}
-        for _ in range(rounds):
-            times["panpipe"].append(timed(steps, lambda: pipe.step(batch)))
-            times["torch 1F1B"].append(timed(steps, torch_step))
-        return {name: statistics.median(series) for name, series in times.items()}
-
-    return measured
+    runs = {"panpipe": panpipe_step(batch), "torch 1F1B": peer_step(batch, rank)}
+    return lambda name: 1e6 / ACTIONS * statistics.median(seconds(runs[name], steps, dist.barrier)[WARM_UP:])
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
-    ranks = Workers(2, contenders, arguments.steps, arguments.rounds)
-    result = ranks.ask("times")[0]
+    arguments = argument_parser(__doc__, steps=25, rounds=15).parse_args()
+    ranks = Workers(2, contenders, arguments.steps)
+    times: dict[str, list[float]] = {"panpipe": [], "torch 1F1B": []}
+    for _ in range(arguments.rounds):
+        for name, found in times.items():
+            found.append(ranks.ask(name)[0])
     ranks.close()
-    print(json.dumps({name: round(value, 1) for name, value in result.items()}))
-    if arguments.record:
-        rows = [(name, f"{value:.1f}") for name, value in result.items()]
-        title = "Overhead per compute action, µs (Linear 8×8 stages, 64 microbatches, two gloo ranks)"
-        report(arguments.record, title, ("runner", "µs per compute action"), rows)
+    medians = {name: round(statistics.median(found), 1) for name, found in times.items()}
+    print(json.dumps(medians))
+    title = "Overhead per compute action, µs (Linear 8×8 stages, 64 microbatches, two gloo ranks)"
+    rows = [(name, f"{value}") for name, value in medians.items()]
+    report(arguments.record, title, ("runner", "µs per compute action"), rows)
 
 
 if __name__ == "__main__":

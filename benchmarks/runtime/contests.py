@@ -10,24 +10,19 @@ steps of their own. *Slower by* is the fastest step of the automatic plan ÷ tha
 """
 
 import itertools
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
 import torch.distributed as dist
+from panpipe.benchmarks import gpt
+from panpipe.benchmarks.driver import Workers, argument_parser, busy, report, seconds
+from panpipe.tests.laws.zoo.vision import UNet
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from benchmarks import gpt
-from benchmarks.driver import Workers, argument_parser, busy, report
 
 MICROBATCHES, LONGEST = 8, 250
 """Steps in which a contest ends, at most."""
@@ -71,28 +66,9 @@ def convolutions() -> Case:
     return images(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)), 32)
 
 
-class Skips(nn.Module):
-    """Layers whose results are read again in the second half, in reverse order, as in a U-Net."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.ModuleList(nn.Conv2d(3 if i == 0 else 24, 24, 3, padding=1) for i in range(4))
-        self.up = nn.ModuleList(nn.Conv2d(48, 24, 3, padding=1) for _ in range(4))
-        self.head = nn.Linear(24, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = []
-        for layer in self.down:
-            x = F.relu(layer(x))
-            kept.append(x)
-        for layer in self.up:
-            x = F.relu(layer(torch.cat([x, kept.pop()], 1)))
-        return self.head(x.mean((2, 3)))
-
-
 def skips() -> Case:
-    """A small U-Net."""
-    return images(Skips(), 24)
+    """Layers whose results are read again in the second half, in reverse order."""
+    return images(nn.Sequential(UNet(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), 32)
 
 
 MODELS: dict[str, Callable[[], Case]] = {
@@ -133,11 +109,7 @@ def timed(pipes: list[panpipe.Pipeline], batch: Any, turns: int) -> dict[panpipe
     times = {pipe: list[float]() for pipe in pipes}
     for turn in range(turns):
         for pipe in pipes[turn % len(pipes) :] + pipes[: turn % len(pipes)]:
-            dist.barrier()
-            start = time.perf_counter()
-            pipe.step(batch)
-            dist.barrier()
-            times[pipe].append(time.perf_counter() - start)
+            times[pipe] += seconds(lambda pipe=pipe: pipe.step(batch), 1, dist.barrier)
     return {pipe: sorted(found) for pipe, found in times.items()}
 
 
@@ -180,11 +152,10 @@ def plans(rank: int, name: str, turns: int) -> Callable[[str], Any]:
 
 def main() -> None:
     """Run, print and record."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--loads", default="0,2,4", help="numbers of other processes that compute")
-    parser.add_argument("--turns", type=int, default=16, help="timed steps of each of the best plans")
-    arguments = parser.parse_args()
+    arguments = argument_parser(
+        __doc__, models=",".join(MODELS), loads=("0,2,4", "numbers of other processes that compute"),
+        turns=(16, "timed steps of each of the best plans"),
+    ).parse_args()  # fmt: skip
     rows, slower = [], dict[int, list[float]]()
     for name in arguments.models.split(","):
         start = time.perf_counter()

@@ -9,27 +9,18 @@ divided by the number of operators that the stage's programs run for a microbatc
 What is reported is the median over rounds, and the median over rounds of the ratio to eager PyTorch.
 """
 
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
-from panpipe.core.capture.export.operators import operators_of, tensor_bytes
+from panpipe.benchmarks import gpt
+from panpipe.benchmarks.driver import argument_parser, median_and_spread, report, seconds
+from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.joint_graph import trace_joint
 from panpipe.core.capture.programs.stage import stage_graph
-from panpipe.core.schedules.problem import ScheduleProblem
-from panpipe.core.schedules.registry import find_family
-from panpipe.core.search import even_plan
-
-from benchmarks import gpt
-from benchmarks.driver import argument_parser, median_and_spread, report, seconds
 
 WIDTH, LAYERS, VOCABULARY, LENGTH = 16, 4, 32, 4
 
@@ -44,8 +35,7 @@ def pipeline(
     """A pipeline of one device, and the number of operators of its forward and backward."""
     piece = tuple(tensor[:1] for tensor in batch)
     operators = operators_of(capture_step(model(), gpt.step, piece))
-    sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
-    plan = even_plan(operators.graph, find_family("1f1b").build(ScheduleProblem(1, microbatches, 1)), sizes)
+    plan = gpt.even_plan_of(operators, microbatches)
     joint = trace_joint(stage_graph(operators, [stage.nodes for stage in plan.stages], 0))
     count = sum(node.op == "call_function" for node in joint.graph.nodes)
     return panpipe.pipeline(
@@ -67,10 +57,7 @@ def eager(batch: tuple[torch.Tensor, torch.Tensor], microbatches: int) -> Callab
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--microbatches", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__, microbatches=16, rounds=15).parse_args()
     torch.set_num_threads(1)
     batch = gpt.data(arguments.microbatches, LENGTH, VOCABULARY)
     pipe, count = pipeline(batch, arguments.microbatches)

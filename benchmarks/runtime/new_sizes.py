@@ -10,27 +10,22 @@ capture are counted apart. Meanwhile Python's garbage collector is watched.
 """
 
 import gc
-import os
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
+from panpipe.benchmarks.driver import argument_parser, report
+from panpipe.benchmarks.models import bert, llama, resnet, t5
 from panpipe.core.search.compiling import compile_ahead
+from panpipe.tests.laws.zoo.vision import UNet
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
-
-from benchmarks.driver import argument_parser, report
-from benchmarks.models import bert, llama, resnet, t5
 
 SMALL = {"width": 32, "layers": 2, "vocabulary": 64}
 MODELS = {name: partial(make, **SMALL) for name, make in (("Llama", llama), ("BERT", bert), ("T5", t5))}
@@ -38,12 +33,6 @@ MODELS = {name: partial(make, **SMALL) for name, make in (("Llama", llama), ("BE
 
 def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return model(**batch).loss
-
-
-def unet() -> nn.Module:
-    from tests.laws.zoo.vision import UNet
-
-    return UNet()
 
 
 def gpt2() -> nn.Module:
@@ -65,7 +54,7 @@ def pipelines() -> Iterator[list[str]]:
     cases: list[tuple[str, Any, Any, Any, dict[str, Any]]] = [
         *((name, MODELS[name], step, text, {}) for name in ("Llama", "Llama", "BERT", "T5")),
         ("ResNet-18", resnet, images, pictures, {}),
-        ("UNet", unet, images, pictures, {}),
+        ("UNet", UNet, images, pictures, {}),
         ("GPT-2 on meta", gpt2, step, text, simulated),
     ]
     compile_ahead(print)  # as after an installation by `make`: half a minute of a new checkout
@@ -140,7 +129,7 @@ def lengths() -> Iterator[list[str]]:
         ("Llama", MODELS["Llama"], step, texts, one_each),
         ("BERT, DataCollatorForLanguageModeling", MODELS["BERT"], step, collated(), one_each),
         ("T5", MODELS["T5"], step, translations, one_each),
-        ("UNet, images of four sizes", unet, segmented_step, pictures, [32, 48, 64, 40]),
+        ("UNet, images of four sizes", UNet, segmented_step, pictures, [32, 48, 64, 40]),
     ]
     for name, make, function, batch, sizes in cases:
         yield of_lengths(name, make(), function, batch, sizes)
@@ -193,9 +182,8 @@ def of_lengths(
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--lengths", action="store_true", help="train on many sizes")
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__, lengths=(False, "train on many sizes")).parse_args()
+    torch.set_num_threads(1)
     if arguments.lengths:
         columns = ("model", "sizes", "captures", "second size, s", "step, ms", "more for a new size: median, ms")
         columns += ("90 %, ms", "second most, ms", "most, ms", "longest garbage collection, ms")

@@ -12,10 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 WORDS, ROWS, BATCH = 1000, 320, 16
 COMPILED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -55,7 +51,7 @@ def fine_tune(kind: str, steps: int, folder: str) -> None:
 
 def seconds(kind: str, steps: int, cache: str) -> list[tuple[float, float]]:
     """Processor seconds of each process until its imports and until its end."""
-    from benchmarks.driver import free_port, rank_environment
+    from panpipe.benchmarks.driver import free_port, rank_environment
 
     ranks, port = 2 if kind == "panpipe" else 1, free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -76,11 +72,9 @@ def main() -> None:
         given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
         fine_tune(given["--as"], int(given["--steps"]), given["--folder"])
         return
-    from benchmarks.driver import argument_parser, report
+    from panpipe.benchmarks.driver import argument_parser, report
 
-    parser = argument_parser(__doc__)
-    parser.add_argument("--steps", type=int, default=20, help="updates")
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__, steps=(20, "updates")).parse_args()
     with tempfile.TemporaryDirectory() as cache:
         compiles = "import panpipe.integrations.transformers, panpipe; panpipe.pipeline"
         subprocess.run([sys.executable, "-c", compiles], env=COMPILED, check=True)

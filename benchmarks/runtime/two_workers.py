@@ -10,106 +10,56 @@ peak while training above the level right before the first step (the kernel's hi
 """
 
 import json
-import math
 import os
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
-
-from benchmarks import gpt
-from benchmarks.driver import Workers, argument_parser, report, reset_resident_peak, resident_bytes
+from panpipe.benchmarks import gpt
+from panpipe.benchmarks.driver import Workers, argument_parser, report, reset_resident_peak, resident_bytes, seconds
 
 MIB = 1 << 20
 WARM_UP = 2
 """Steps that are not timed, after the level of memory is taken."""
+Step = Callable[[], object]
 
 
-class Runner:
-    """What one process of a contender does on request.
-
-    Args:
-        step: runs one training step.
-        meet: waits for the contender's other processes.
-        facts: further facts to report.
-    """
-
-    def __init__(self, step: Callable[[], Any], meet: Callable[[], Any], **facts: Any) -> None:
-        self._step, self._meet, self._facts = step, meet, facts
-        reset_resident_peak()
-        self._before_mb = resident_bytes("VmRSS") / MIB
-        for _ in range(WARM_UP):
-            step()
-
-    def times(self, steps: int) -> list[float]:
-        """Times of steps, in seconds."""
-        found = []
-        for _ in range(steps):
-            self._meet()
-            start = time.perf_counter()
-            self._step()
-            self._meet()
-            found.append(time.perf_counter() - start)
-        return found
-
-    def facts(self) -> dict[str, Any]:
-        """What is known now."""
-        return {"above_mb": resident_bytes("VmHWM") / MIB - self._before_mb, **self._facts}
+def one_process() -> tuple[Step, dict[str, Any]]:
+    model, batch = gpt.make(), gpt.data()
+    return lambda: gpt.accumulate(model, batch, gpt.MICROBATCHES), {}
 
 
-def one_process() -> Runner:
-    model, (x, y) = gpt.make(), gpt.data()
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        for a, b in zip(x.chunk(gpt.MICROBATCHES), y.chunk(gpt.MICROBATCHES), strict=True):
-            (gpt.step(model, (a, b)) / gpt.MICROBATCHES).backward()
-
-    return Runner(step, lambda: None)
-
-
-def panpipe(rank: int, schedule: str, plan: str) -> Runner:
+def plan_of(rank: int, schedule: str, file: Path) -> Callable[[str], None]:
+    """Write an automatic plan, after its contest."""
     import panpipe as pp
 
-    known = Path(plan)
-    if not known.exists():  # all ranks look before one writes
-        dist.barrier()
-        choice = pp.pipeline(
-            gpt.make(), gpt.step, gpt.data(), optimizer=torch.optim.SGD, microbatches=gpt.MICROBATCHES,
-            plan=pp.Auto(schedule=schedule, cache=False), run=pp.Run(progress=False),
-        )  # fmt: skip
-        while choice.contest is not None and not choice.contest.done:
-            choice.step(gpt.data())
-        if rank == 0:
-            known.write_text(pp.plan_json(choice.plan), encoding="utf-8")
-            if choice.contest is not None:
-                print(repr(choice.contest), flush=True)
-        choice.close()
-    else:
-        dist.barrier()
-    dist.barrier()
     pipe = pp.pipeline(
-        gpt.make(),
-        gpt.step,
-        gpt.data(),
-        optimizer=None,
-        microbatches=gpt.MICROBATCHES,
-        plan=known,
+        gpt.make(), gpt.step, gpt.data(), optimizer=torch.optim.SGD, microbatches=gpt.MICROBATCHES,
+        plan=pp.Auto(schedule=schedule, cache=False), run=pp.Run(progress=False),
+    )  # fmt: skip
+    while pipe.contest is not None and not pipe.contest.done:
+        pipe.step(gpt.data())
+    if rank == 0:
+        pipe.plan.save(file)
+        print(repr(pipe.contest or "no contest"), flush=True)
+    return lambda asked: None
+
+
+def panpipe(file: Path) -> tuple[Step, dict[str, Any]]:
+    import panpipe as pp
+
+    pipe = pp.pipeline(
+        gpt.make(), gpt.step, gpt.data(), optimizer=None, microbatches=gpt.MICROBATCHES, plan=file,
         run=pp.Run(progress=False),
-    )
-    facts = {"plan": pipe.plan.schedule, "predicted_s": pipe.plan.prediction.step_s}
-    return Runner(lambda: pipe.step(gpt.data()), dist.barrier, **facts)
+    )  # fmt: skip
+    return lambda: pipe.step(gpt.data()), {"name": pipe.plan.schedule, "predicted_s": pipe.plan.prediction.step_s}
 
 
-def peer(rank: int, schedule: str) -> Runner:
+def peer(rank: int, schedule: str) -> tuple[Step, dict[str, Any]]:
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
@@ -130,89 +80,74 @@ def peer(rank: int, schedule: str) -> Runner:
         target = {"target": y, "losses": []} if count - 1 in mine else {}
         runner.step(*inputs, **target, return_outputs=False)
 
-    return Runner(step, dist.barrier)
+    return step, {}
 
 
-def runner(rank: int, job: str, name: str, plan: str) -> Callable[[int], Any]:
-    """What a process of a contender answers: times of as many steps, or facts where none are asked for."""
+def contender(rank: int, job: str, name: str, file: Path) -> Callable[[int], Any]:
+    """What a process answers: times of as many steps as are asked for, or facts where none are."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    if job == "one process":
-        found = one_process()
-    else:
-        found = panpipe(rank, name, plan) if job == "panpipe" else peer(rank, name)
-    return lambda steps: found.times(steps) if steps else found.facts()
+    step, facts = one_process() if job == "one process" else panpipe(file) if job == "panpipe" else peer(rank, name)
+    meet = None if job == "one process" else dist.barrier
+    reset_resident_peak()
+    before = resident_bytes("VmRSS")
+    for _ in range(WARM_UP):
+        step()
 
+    def answer(steps: int) -> Any:
+        return seconds(step, steps, meet) if steps else {**facts, "above": resident_bytes("VmHWM") - before}
 
-class Contender:
-    """The processes of one runner, waiting for their turn."""
-
-    def __init__(self, job: str, name: str, plan: str) -> None:
-        self.job, self.name, self.fastest_s = job, name, math.inf
-        self._workers = Workers(1 if job == "one process" else 2, runner, job, name, plan)
-
-    def run(self, steps: int) -> float:
-        """Median time of a step over a turn of a few, as rank 0 saw it."""
-        times = self._workers.ask(steps)[0]
-        self.fastest_s = min(self.fastest_s, *times)
-        return statistics.median(times)
-
-    def close(self) -> list[dict[str, Any]]:
-        """Facts of every process, which ends."""
-        found = self._workers.ask(0)
-        self._workers.close()
-        return found
+    return answer
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=2, help="of each contender in a round")
-    parser.add_argument("--schedules", default="1f1b,auto", help="panpipe's")
-    parser.add_argument("--peers", default="1F1B,ZBVZeroBubble", help="torch.distributed.pipelining's")
-    arguments = parser.parse_args()
+    arguments = argument_parser(
+        __doc__, rounds=15, steps=(2, "of each contender in a round"), schedules=("1f1b,auto", "panpipe's"),
+        peers=("1F1B,ZBVZeroBubble", "torch.distributed.pipelining's"),
+    ).parse_args()  # fmt: skip
     jobs = [("one process", "eager")]
     jobs += [("panpipe", name) for name in arguments.schedules.split(",") if name]
     jobs += [("torch", name) for name in arguments.peers.split(",") if name]
     with tempfile.TemporaryDirectory() as folder:
+        files = {job: Path(folder, f"{job[1]}.json") for job in jobs}
         # Plans are made in advance, so that memory left by their measurements does not count as training.
-        for job, name in jobs:
-            if job == "panpipe":
-                Contender(job, name, str(Path(folder, f"{name}.json"))).close()
-        contenders = [Contender(job, name, str(Path(folder, f"{name}.json"))) for job, name in jobs]
-        rounds = []
+        for kind, name in jobs:
+            if kind == "panpipe":
+                Workers(2, plan_of, name, files[kind, name]).close()
+        workers = {job: Workers(1 if job == jobs[0] else 2, contender, *job, files[job]) for job in jobs}
+        turns: dict[tuple[str, str], list[list[float]]] = {job: [] for job in jobs}
         for number in range(arguments.rounds):
-            order = contenders[number % len(jobs) :] + contenders[: number % len(jobs)]
-            rounds.append({contender: contender.run(arguments.steps) for contender in order})
-    alone = contenders[0]
-    reference = next((c for c in contenders if c.job == "torch"), alone)
+            for job in jobs[number % len(jobs) :] + jobs[: number % len(jobs)]:
+                turns[job].append(workers[job].ask(arguments.steps)[0])
+    medians = {job: [statistics.median(turn) for turn in found] for job, found in turns.items()}
+    step_s = {job: statistics.median(found) for job, found in medians.items()}
+    fastest_s = {job: min(map(min, found)) for job, found in turns.items()}
+    reference = next((job for job in jobs if job[0] == "torch"), jobs[0])
     rows = []
-    for contender in contenders:
-        facts = contender.close()
-        step = statistics.median(turn[contender] for turn in rounds)
-        speed_up = statistics.median(turn[alone] / turn[contender] for turn in rounds)
-        faster = statistics.median(turn[reference] / turn[contender] for turn in rounds)
-        above = "/".join(f"{fact['above_mb']:.0f}" for fact in facts)
-        plan = facts[0].get("plan", contender.name)
-        rows.append((f"{contender.job}: {plan}", f"{step:.3f}", f"{speed_up:.3f}", f"{faster:.3f}", above))
-        extra = {"predicted_s": round(facts[0]["predicted_s"], 3)} if contender.job == "panpipe" else {}
-        print(json.dumps({"runner": contender.job, "schedule": plan, "step_s": round(step, 4),
-                          "fastest_s": round(contender.fastest_s, 4),
-                          "over_one_process": round(speed_up, 3), f"over_torch_{reference.name}": round(faster, 3),
-                          "peak_above_start_mb": above, **extra}), flush=True)  # fmt: skip
-    medians = {contender: statistics.median(turn[contender] for turn in rounds) for contender in contenders}
-    fastest = {contender: contender.fastest_s for contender in contenders}
-    for ours in contenders:
-        for by, found in {"fastest step": fastest, "median": medians}.items():
-            theirs = [seconds for other, seconds in found.items() if other.job == "torch"]
-            if ours.job == "panpipe" and theirs:
-                print(f"panpipe: {ours.name} over the best of torch by the {by}: {min(theirs) / found[ours] - 1:+.1%}")
-    if arguments.record:
-        header = (
-            "runner", "step s", "speed-up over one process", f"over {reference.job} {reference.name}",
-            "peak resident MB above the start, rank 0/1",
-        )  # fmt: skip
-        report(arguments.record, "Two gloo workers, benchmark GPT", header, rows)
+    for job in jobs:
+        facts = workers[job].ask(0)
+        workers[job].close()
+        name, predicted_s = facts[0].get("name", job[1]), facts[0].get("predicted_s")
+        faster = [
+            statistics.median(theirs / ours for theirs, ours in zip(medians[other], medians[job], strict=True))
+            for other in (jobs[0], reference)
+        ]
+        print(json.dumps({"runner": job[0], "schedule": name, "step_s": step_s[job]}), flush=True)
+        rows.append((
+            f"{job[0]}: {name}", f"{step_s[job]:.3f}", f"{fastest_s[job]:.3f}",
+            f"{predicted_s:.3f}" if predicted_s else "–", *(f"{ratio:.3f}" for ratio in faster),
+            "/".join(f"{fact['above'] / MIB:.0f}" for fact in facts),
+        ))  # fmt: skip
+    for ours in jobs:
+        for by, found in {"fastest step": fastest_s, "median": step_s}.items():
+            theirs = [found[other] for other in jobs if other[0] == "torch"]
+            if ours[0] == "panpipe" and theirs:
+                print(f"panpipe: {ours[1]} over the best of torch by the {by}: {min(theirs) / found[ours] - 1:+.1%}")
+    header = (
+        "runner", "step s", "fastest s", "predicted s", "speed-up over one process", f"over {' '.join(reference)}",
+        "peak resident MB above the start, rank 0/1",
+    )  # fmt: skip
+    report(arguments.record, "Two gloo workers, benchmark GPT", header, rows)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The time of panpipe's own work before anything trains, by pytest-benchmark.
+"""The time of panpipe's own work before anything trains.
 
-    python -m pytest benchmarks/micro.py [-k simulate] [--benchmark-json FILE]
+    python benchmarks/core/micro.py [--only simulate] [--rounds 5] [--record FILE]
 
 A schedule of 32 devices and 128 microbatches is to be built in under a second, and lowered and validated in under two;
 1F1B of 16 devices and 64 microbatches is to be evaluated at 300,000 actions a second, and at 1,000,000 by the compiled
 evaluator of searches; ``panpipe --help`` and ``panpipe schedule`` are to answer in under 0.7 s. Times are of the
-process itself, and of the clock for commands. In the JSON file ``actions`` is the number of compute actions.
+process itself, and of the clock for commands.
 
 The simulator is measured, memory included, from the plan to step time and peaks, for 1F1B of 64 microbatches:
 
@@ -17,16 +17,18 @@ The simulator is measured, memory included, from the plan to step time and peaks
   gradients are reduced over the same NICs.
 """
 
+import argparse
+import json
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 from panpipe.core.cluster.catalog import find_cluster
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.mesh import Mesh
@@ -47,8 +49,7 @@ from panpipe.simulators.run import simulate
 
 DEVICES, MICROBATCHES = 16, 64
 ACTIONS = DEVICES * MICROBATCHES * 2
-Benchmark = Callable[..., Any]
-pytestmark = pytest.mark.benchmark(timer=time.process_time)
+Work = Callable[[], object]
 
 
 def plan_of(schedule: Schedule, microbatches: int, edges: list[StageEdge], mesh: Mesh) -> Plan:
@@ -70,27 +71,24 @@ def skips(stages: int, size: int) -> list[StageEdge]:
     return [StageEdge(index, stages - 1 - index, size, size) for index in range(stages // 2 - 1)]
 
 
-@pytest.mark.parametrize("work", ["build", "lower", "validate"])
-@pytest.mark.parametrize("family", [name for name in families() if name != "building-block"])
-def test_large_schedule(benchmark: Benchmark, family: str, work: str) -> None:
+def large_schedule(family: str, what: str) -> Work:
+    """Build, lower or validate a schedule."""
     found = find_family(family)
     problem = ScheduleProblem(32, 128, (found.chunks or (2,))[0])
+    if what == "build":
+        return lambda: found.build(problem)
     schedule = found.build(problem)
     plan = plan_of(schedule, 128, chain(len(schedule.placement), 1), Mesh(32))
-    tasks: dict[str, Callable[[], object]] = {
-        "build": lambda: found.build(problem), "lower": lambda: lower(plan), "validate": lambda: validate(plan),
-    }  # fmt: skip
-    benchmark(tasks[work])
+    return partial(lower if what == "lower" else validate, plan)
 
 
-def test_reference_evaluation(benchmark: Any) -> None:
+def reference_evaluation() -> Work:
     schedule = find_family("1f1b").build(ScheduleProblem(DEVICES, MICROBATCHES))
     costs = [StageCosts(1.0, 1.0, 1.0)] * DEVICES
-    benchmark.extra_info["actions"] = ACTIONS
-    benchmark(evaluate, schedule.device_actions, schedule.placement, costs, hop_s=0.1)
+    return lambda: evaluate(schedule.device_actions, schedule.placement, costs, hop_s=0.1)
 
 
-def test_compiled_evaluation_with_memory(benchmark: Any) -> None:
+def compiled_evaluation_with_memory() -> Work:
     names = [f"n{i}" for i in range(DEVICES)]
     graph = OpGraph(tuple(OpNode(n, 1.0, 1.0, 1.0) for n in names), tuple(OpEdge(a, b, 8) for a, b in pairwise(names)))
     cluster = fully_connected(DEVICES, 10**6, 1e9, 0.1)
@@ -98,33 +96,29 @@ def test_compiled_evaluation_with_memory(benchmark: Any) -> None:
     schedule = find_family("1f1b").build(ScheduleProblem(DEVICES, MICROBATCHES))
     walk = start_walk(setting, schedule, tuple(range(DEVICES + 1)), split=False)
     walk.evaluate()  # loads what is compiled, or compiles it
-    benchmark.extra_info["actions"] = ACTIONS
-    benchmark(walk.evaluate)
+    return walk.evaluate
 
 
-def test_list_scheduler(benchmark: Any) -> None:
+def list_scheduler() -> Work:
     task = instance(ScheduleProblem(DEVICES, MICROBATCHES), tuple(range(DEVICES)))
     whole = next(patterns(task))._replace(fused=np.ones(DEVICES, dtype=np.bool_))
     task.listed(whole)
-    benchmark.extra_info["actions"] = ACTIONS
-    benchmark(task.listed, whole)
+    return lambda: task.listed(whole)
 
 
-def test_paths_between_nodes_and_to_hosts(benchmark: Benchmark) -> None:
+def paths_between_nodes_and_to_hosts() -> Work:
     def paths() -> None:
         cluster = find_cluster("64x8xH100")
         for device in range(len(cluster.devices)):
             cluster.path(device, (device + 8) % len(cluster.devices))
             cluster.host_path(device)
 
-    benchmark(paths)
+    return paths
 
 
-@pytest.mark.benchmark(timer=time.perf_counter)
-@pytest.mark.parametrize("words", ["--help", "schedule 1f1b --devices 8 --microbatches 32"])
-def test_command(benchmark: Benchmark, words: str) -> None:
-    command = [str(Path(sys.executable).with_name("panpipe")), *words.split()]
-    benchmark(subprocess.run, command, check=True, capture_output=True)
+def command(words: str) -> Work:
+    given = [str(Path(sys.executable).with_name("panpipe")), *words.split()]
+    return lambda: subprocess.run(given, check=True, capture_output=True)
 
 
 def switched() -> Cluster:
@@ -151,8 +145,7 @@ CLUSTERS: dict[str, Callable[[], Cluster]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_simulate(benchmark: Any, cluster: str) -> None:
+def simulation(cluster: str) -> Work:
     mesh = Mesh(8, 2, ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))) if cluster == "replicas" else None
     mesh = mesh or Mesh(DEVICES)
     size = 10**6 if cluster in ("own links", "one switch") else 20 * 10**6
@@ -165,5 +158,49 @@ def test_simulate(benchmark: Any, cluster: str) -> None:
         result = simulate(plan, (cost,) * len(plan.stages), hardware)
         return result.step_s, result.busy_s, result.peak_memory_bytes, result.peak_saved_bytes
 
-    benchmark.extra_info["actions"] = ACTIONS
-    benchmark(run)
+    return run
+
+
+OF_ACTIONS: dict[str, Callable[[], Work]] = {
+    "evaluate": reference_evaluation, "evaluate compiled, with memory": compiled_evaluation_with_memory,
+    "list scheduler": list_scheduler, **{f"simulate {name}": partial(simulation, name) for name in CLUSTERS},
+}  # fmt: skip
+"""What is measured for each of the compute actions of 1F1B."""
+COMMANDS = {
+    f"panpipe {words}": partial(command, words) for words in ("--help", "schedule 1f1b --devices 8 --microbatches 32")
+}
+BENCHMARKS: dict[str, Callable[[], Work]] = {
+    **{
+        f"{what} {family}": partial(large_schedule, family, what)
+        for family in families() if family != "building-block" for what in ("build", "lower", "validate")
+    },
+    **OF_ACTIONS, "paths between nodes and to hosts": paths_between_nodes_and_to_hosts, **COMMANDS,
+}  # fmt: skip
+
+
+def main() -> None:
+    # `against_commit.py` runs this file with another commit's package, which may have another driver.
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="those whose names begin so")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--record", metavar="FILE", help="append the table to this Markdown file")
+    given = parser.parse_args()
+    rows = []
+    for name in (each for each in BENCHMARKS if each.startswith(given.only)):
+        work, clock, times = BENCHMARKS[name](), time.perf_counter if name in COMMANDS else time.process_time, []
+        for _ in range(given.rounds):
+            start = clock()
+            work()
+            times.append(clock() - start)
+        median_s, least_s = statistics.median(times), min(times)
+        rate = f"{ACTIONS / median_s:,.0f}" if name in OF_ACTIONS else "–"
+        rows.append((name, f"{median_s:.4g}", f"{least_s:.4g}", rate))
+        print(json.dumps({"name": name, "median_s": median_s, "action_s": least_s / ACTIONS}), flush=True)
+    if given.record:
+        from panpipe.benchmarks.driver import report
+
+        report(given.record, "Time of panpipe's own work", ("what", "s, median", "least", "actions a second"), rows)
+
+
+if __name__ == "__main__":
+    main()
