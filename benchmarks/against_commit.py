@@ -19,8 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from panpipe.benchmarks.core.fixed_plans import graph
-from panpipe.benchmarks.driver import argument_parser, report
-from panpipe.benchmarks.trees import ROOT, Tree, trees
+from panpipe.benchmarks.driver import ROOT, Tree, argument_parser, report, trees
 
 Figures = dict[str, float]
 """Name of a figure → its value; the less, the better."""

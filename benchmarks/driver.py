@@ -1,22 +1,26 @@
-"""What benchmarks share: arguments, times, tables and records, ranks, resident memory, other load."""
+"""What benchmarks share: arguments, times, tables and records, ranks, resident memory, other load, trees."""
 
 import argparse
 import datetime
+import json
 import multiprocessing
 import os
+import resource
 import socket
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
 from panpipe.answers.output import print_table
 from panpipe.runtimes.devices.available_memory import machine
 
+ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that a benchmark starts
 
 
@@ -93,11 +97,6 @@ def seconds(
     return found
 
 
-def median_and_spread(values: Sequence[float], digits: int = 2) -> tuple[str, str]:
-    """The median, and the smallest and largest value."""
-    return f"{statistics.median(values):.{digits}f}", f"{min(values):.{digits}f} … {max(values):.{digits}f}"
-
-
 def free_port() -> int:
     """A port of this host that nothing listens to."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -105,13 +104,7 @@ def free_port() -> int:
 
 
 def rank_environment(rank: int, port: int, size: int = 2) -> dict[str, str]:
-    """The variables that torchrun sets for a rank of one host.
-
-    Args:
-        rank: number of the process.
-        port: of the rendezvous.
-        size: number of ranks.
-    """
+    """The variables that torchrun sets for a rank of one host."""
     return {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -195,10 +188,72 @@ while True:
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
     """A context in which this many other processes compute all the time."""
-    parent, others = os.getpid(), [subprocess.Popen([sys.executable, "-c", _COMPUTE]) for _ in range(processes)]
+    others = [subprocess.Popen([sys.executable, "-c", _COMPUTE]) for _ in range(processes)]
     try:
         yield
     finally:
-        for each in others if os.getpid() == parent else ():  # a forked rank leaves the context, too
+        for each in others:
             each.kill()
             each.wait()
+
+
+@frozen
+class Tree:
+    """A working tree.
+
+    Args:
+        folder: where it is.
+        imports: a folder with a link ``panpipe`` to it.
+    """
+
+    folder: Path
+    imports: Path
+
+    def run(self, *command: str) -> str:
+        """Standard output of a command of Python, which imports this tree as ``panpipe``."""
+        variables = {**os.environ, "PYTHONPATH": str(self.imports), "PANPIPE_CACHE": "", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, *command], cwd=self.imports, env=variables, capture_output=True, text=True, check=False,
+            encoding="utf-8",
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} in {self.folder} failed:\n{done.stderr[-2000:]}")
+        return done.stdout
+
+    def script(self, name: str, *arguments: str) -> str:
+        """Standard output of a benchmark, whichever folder it is in."""
+        found = sorted((self.folder / "benchmarks").rglob(f"{name}.py"))
+        if not found:
+            raise SystemExit(f"{self.folder} has no benchmark {name}.py")
+        return self.run(str(found[0]), *arguments)
+
+    def command(self, *arguments: str) -> tuple[dict[str, float], float]:
+        """The answer of ``panpipe … --json``, and the seconds that it took of a core."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        text = self.run("-m", "panpipe", *arguments, "--json")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return json.loads(text), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@contextmanager
+def trees(commit: str, other: str | None = None) -> Iterator[tuple[Tree, Tree]]:
+    """A commit's tree, checked out in a temporary folder, and this one, or that of another commit."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder, found = Path(name), []
+        for number, wanted in enumerate((commit, other)):
+            tree = ROOT if wanted is None else stack.enter_context(_checked_out(wanted, folder / f"commit{number}"))
+            imports = folder / f"imports{number}"
+            imports.mkdir()
+            (imports / "panpipe").symlink_to(tree, target_is_directory=True)
+            found.append(Tree(tree, imports))
+        yield found[0], found[1]
+
+
+@contextmanager
+def _checked_out(commit: str, folder: Path) -> Iterator[Path]:
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run([*git, "remove", "--force", str(folder)], check=True)

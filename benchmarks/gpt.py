@@ -4,15 +4,11 @@ Its block, and stacks of it or of other blocks, in other sizes too.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-if TYPE_CHECKING:
-    from panpipe.core.capture.export.operators import Operators
-    from panpipe.core.plan.plan import Plan
 
 ROWS, MICROBATCHES, LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 32, 8, 8, 256, 8, 1024, 128
 
@@ -83,8 +79,8 @@ def make() -> GPT:
     return GPT()
 
 
-def even_plan_of(operators: "Operators", microbatches: int, devices: int = 1, chunks: int = 1) -> "Plan":
-    """A plan by 1F1B with as many operators in each stage, without measurements."""
+def even_plan_of(operators: Any, microbatches: int, devices: int = 1, chunks: int = 1) -> Any:
+    """A plan by 1F1B with as many operators of a captured step in each stage, without measurements."""
     from panpipe.core.capture.export.operators import tensor_bytes
     from panpipe.core.schedules.problem import ScheduleProblem
     from panpipe.core.schedules.registry import find_family

@@ -15,12 +15,8 @@ Batch = dict[str, Tensor]
 Case = tuple[nn.Module, Callable[[nn.Module, Batch], Tensor], Batch]
 
 
-def _tokens(generator: torch.Generator, rows: int, length: int, vocabulary: int) -> Tensor:
-    return torch.randint(2, vocabulary, (rows, length), generator=generator)
-
-
 def _text(rows: int, length: int, vocabulary: int) -> Batch:
-    drawn = _tokens(torch.Generator().manual_seed(1), rows, length + 1, vocabulary)
+    drawn = torch.randint(2, vocabulary, (rows, length + 1), generator=torch.Generator().manual_seed(1))
     return {"x": drawn[:, :-1].contiguous(), "y": drawn[:, 1:].contiguous()}
 
 

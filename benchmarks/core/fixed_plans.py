@@ -61,18 +61,14 @@ def graph() -> dict:
 def uniform_requests() -> dict[str, list[str]]:
     """Schedules of uniform and of unequal stages."""
     times = ["--forward", "1", "--backward-input", "1.1", "--backward-weight", "0.9", "--json"]
-    found = {}
-    for name in SCHEDULES:
-        sizes = ["--devices", "4", "--microbatches", "8", "--comm", "0.05"]
-        found[f"schedule-{name}"] = ["schedule", name, *sizes, *times]
+    sizes = ["--devices", "4", "--microbatches", "8", "--comm", "0.05"]
+    found = {f"schedule-{name}": ["schedule", name, *sizes, *times] for name in SCHEDULES}
     for name in ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "v-half", "dualpipe-v", "gis"):
-        sizes = ["--devices", "2", "--microbatches", "6", "--freed-by-input", "0.3"]
-        stages = 2 if name in ("gpipe", "1f1b", "zb-h1") else 4
-        scale = ["--stage-scale", ",".join(("1", "1.5", "0.8", "1.2")[:stages])]
-        found[f"unequal-{name}"] = ["schedule", name, *sizes, *scale, *times]
+        scale = "1,1.5" if name in ("gpipe", "1f1b", "zb-h1") else "1,1.5,0.8,1.2"
+        unequal = ["--devices", "2", "--microbatches", "6", "--freed-by-input", "0.3", "--stage-scale", scale]
+        found[f"unequal-{name}"] = ["schedule", name, *unequal, *times]
     for limit in ("3", "6"):
-        sizes = ["--devices", "4", "--microbatches", "8", "--comm", "0.05", "--memory-limit", limit]
-        found[f"schedule-auto-{limit}"] = ["schedule", "auto", *sizes, *times]
+        found[f"schedule-auto-{limit}"] = ["schedule", "auto", *sizes, "--memory-limit", limit, *times]
     return found
 
 
@@ -186,7 +182,7 @@ def same_plan(before: str, now: str) -> bool:
 
 def compare(commit: str, only: str) -> tuple[list[tuple[str, ...]], dict[str, int]]:
     """A row for each plan that differs, and how many there are of each kind."""
-    from panpipe.benchmarks.trees import trees
+    from panpipe.benchmarks.driver import trees
 
     with trees(commit) as pair, tempfile.TemporaryDirectory() as name:
         folders = [Path(name, "there"), Path(name, "here")]

@@ -121,9 +121,9 @@ def command(words: str) -> Work:
     return lambda: subprocess.run(given, check=True, capture_output=True)
 
 
-def switched() -> Cluster:
+def switched(count: int = DEVICES) -> Cluster:
     """All devices on one switch."""
-    devices = tuple(Device(f"device{index}", 10**12) for index in range(DEVICES))
+    devices = tuple(Device(f"device{index}", 10**12) for index in range(count))
     return Cluster(devices, ("switch",), tuple(Link(device.name, "switch", 100e9, 5e-6) for device in devices))
 
 

@@ -36,7 +36,7 @@ from typing import Any
 import panpipe
 import torch
 from panpipe.benchmarks.coverage.suites import SUITES, Case
-from panpipe.benchmarks.driver import argument_parser, commit, machine
+from panpipe.benchmarks.driver import argument_parser, commit, report
 from panpipe.runtimes.diagnose.parity import Distance, with_gradients
 from torch.utils import _pytree as pytree
 
@@ -163,43 +163,13 @@ def in_process(arguments: argparse.Namespace, name: str) -> Result:
     return {"suite": arguments.suite, "model": name, **result, "seconds": round(time.monotonic() - start, 1)}
 
 
-def text_of(results: list[Result]) -> str:
-    """How many had which outcome."""
-    counts = Counter(result["outcome"] for result in results)
-    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
-
-
-def page(lines: list[str]) -> str:
-    """A page of results in Markdown, with the last of each model.
-
-    Args:
-        lines: of a file of results.
-    """
-    last = {(each["suite"], each["model"]): each for each in map(json.loads, lines)}
-    found = {name: [each for (of, _), each in last.items() if of == name] for name in SUITES}
-    everything = [each for results in found.values() for each in results]
-    equal = sum(bool(each.get("equal")) for each in everything)
-    rows = [f"- {TITLES[name]}: {text_of(results)} of {len(results)}" for name, results in found.items() if results]
-    commits = ", ".join(sorted({each["commit"] for each in everything}))
-    parts = [
-        "# Coverage", "",
-        f"{len(everything)} models that nobody here wrote: {text_of(everything)}; {equal} bit-equal to plain PyTorch.",
-        "", *rows, "", "Column “at” has the commit of each model's last run. `benchmarks/coverage/run.py` says what is",
-        f"compared, and how. Commits {commits}; {machine()}.",
-    ]  # fmt: skip
-    for name, results in found.items():
-        parts += [
-            "",
-            f"## {TITLES[name]}",
-            "",
-            "| model | outcome | bit-equal | at | message |",
-            "|---|---|---|---|---|",
-        ]
-        for each in results:
-            message = each.get("problem") or (each.get("refusals") or [""])[0]
-            cells = (each["model"], each["outcome"], "yes" if each.get("equal") else "", each["commit"], _cell(message))
-            parts.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*parts, ""])
+def table(results: list[Result]) -> list[tuple[str, ...]]:
+    """A row for each model."""
+    rows = []
+    for each in results:
+        message = each.get("problem") or (each.get("refusals") or [""])[0]
+        rows.append((each["model"], each["outcome"], "yes" if each.get("equal") else "", _cell(message)))
+    return rows
 
 
 def _cell(text: str) -> str:
@@ -211,11 +181,10 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Train the models of a suite, one process after another."""
-    parser = argument_parser(__doc__)
+    parser = argument_parser(__doc__, here=(False, "train one model in this process and print JSON"))
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("models", nargs="*", help="all of the suite by default")
     parser.add_argument("--results", required=True, help="file to append results to, one JSON object a line")
-    parser.add_argument("--here", action="store_true", help="train one model in this process and print JSON")
     arguments = parser.parse_args()
     models = SUITES[arguments.suite]()
     if arguments.here:
@@ -230,10 +199,10 @@ def main() -> None:
         print(f"{name}: {result['outcome']}, {result['seconds']:.0f} s {_cell(result.get('problem', ''))}", flush=True)
         with Path(arguments.results).open("a", encoding="utf-8") as file:
             print(json.dumps({"commit": commit(), **result}), file=file)
-    print(text_of(results))
-    if arguments.record:
-        lines = Path(arguments.results).read_text(encoding="utf-8").splitlines()
-        Path(arguments.record).write_text(page(lines), encoding="utf-8")
+    counts, equal = Counter(each["outcome"] for each in results), sum(bool(each.get("equal")) for each in results)
+    outcomes = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
+    title = f"{TITLES[arguments.suite]}: {outcomes} of {len(results)}; {equal} bit-equal to plain PyTorch"
+    report(arguments.record, title, ("model", "outcome", "bit-equal", "message"), table(results))
 
 
 if __name__ == "__main__":

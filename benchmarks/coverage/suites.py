@@ -47,8 +47,7 @@ def classes(count: int, *shape: int) -> Tensor:
 
 CLASSIFIERS = {
     "googlenet": 64, "mobilenet_v3_small": 64, "efficientnet_v2_s": 64, "regnet_y_400mf": 64, "convnext_tiny": 64,
-    "vit_b_16": 32,
-    "swin_v2_t": 64, "maxvit_t": 224,
+    "vit_b_16": 32, "swin_v2_t": 64, "maxvit_t": 224,
 }  # fmt: skip
 """Name → size of its images."""
 OPTIONS = {"googlenet": {"init_weights": True}, "vit_b_16": {"image_size": 32}}
@@ -134,15 +133,13 @@ def torchvision_models() -> Suite:
 
 
 RESIZED = (
-    "beit_base_patch16_224", "cait_xxs24_224", "coatnet_0_rw_224", "deit3_small_patch16_224",
-    "eva02_tiny_patch14_224", "gmlp_s16_224",
-    "levit_128s", "mixer_s32_224", "swinv2_cr_tiny_224", "visformer_tiny",
+    "beit_base_patch16_224", "cait_xxs24_224", "coatnet_0_rw_224", "deit3_small_patch16_224", "eva02_tiny_patch14_224",
+    "gmlp_s16_224", "levit_128s", "mixer_s32_224", "swinv2_cr_tiny_224", "visformer_tiny",
 )  # fmt: skip
 """Made for the size of their images."""
 OTHERS = (
     "convnextv2_atto", "edgenext_xx_small", "fastvit_t8", "mobilevit_s", "poolformer_s12", "repvgg_a0",
-    "res2net50_26w_4s",
-    "skresnet18", "tiny_vit_5m_224", "xcit_nano_12_p16_224",
+    "res2net50_26w_4s", "skresnet18", "tiny_vit_5m_224", "xcit_nano_12_p16_224",
 )  # fmt: skip
 WITHOUT_DROP_PATH = ("dla34", "dpn68", "ghostnet_100", "hrnet_w18_small")
 
@@ -208,9 +205,8 @@ TEXTS: dict[str, tuple[str, str, dict[str, Any], int]] = {
     }, 32),
     "hf_Reformer": ("ReformerConfig", "ReformerForMaskedLM", {
         "vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 2, "attention_head_size": 16,
-        "is_decoder": False,
-        "feed_forward_size": 64, "axial_pos_shape": (4, 16), "axial_pos_embds_dim": (8, 24), "num_buckets": 4,
-        "lsh_attn_chunk_length": 16, "local_attn_chunk_length": 16, "max_position_embeddings": 64,
+        "is_decoder": False, "feed_forward_size": 64, "axial_pos_shape": (4, 16), "axial_pos_embds_dim": (8, 24),
+        "num_buckets": 4, "lsh_attn_chunk_length": 16, "local_attn_chunk_length": 16, "max_position_embeddings": 64,
     }, 64),
     "hf_Roberta_base": ("XLMRobertaConfig", "XLMRobertaForMaskedLM", BERT, LENGTH),
     "hf_T5": ("T5Config", "T5ForConditionalGeneration", {**T5, "num_layers": 6}, LENGTH),
@@ -243,13 +239,6 @@ def whisper() -> Case:
     return Case(model, own_loss, {"input_features": torch.randn(ROWS, 80, 64), "labels": classes(4)})
 
 
-def contrast(images_of: torch.Tensor, texts: torch.Tensor, temperature: float = 0.07) -> torch.Tensor:
-    """The contrastive loss of hf_clip."""
-    logits = images_of @ texts.T / temperature
-    labels = torch.arange(len(logits))
-    return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
-
-
 def clip() -> Case:
     """CLIP with a contrastive loss."""
     from transformers import CLIPConfig, CLIPModel
@@ -264,7 +253,9 @@ def clip() -> Case:
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         outputs = model(**batch)
-        return contrast(outputs.image_embeds, outputs.text_embeds)
+        logits = outputs.image_embeds @ outputs.text_embeds.T / 0.07
+        labels = torch.arange(len(logits))
+        return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
 
     return Case(model, step, batch)
 
@@ -280,10 +271,8 @@ def torchbench() -> Suite:
     found: Suite = {
         name: partial(classifier, partial(getattr(models, name), weights=None, num_classes=10), 64) for name in VISION
     }
-    found |= {name: partial(timm_classifier, of, 64, **options) for name, (of, options) in TIMM.items()}
-    for name in ("timm_vision_transformer", "timm_vision_transformer_large"):
-        of, options = TIMM[name]
-        found[name] = partial(timm_classifier, of, options["img_size"], **options)
+    for name, (of, options) in TIMM.items():
+        found[name] = partial(timm_classifier, of, options.get("img_size", 64), **options)
     found |= {name: partial(text, *entry) for name, entry in TEXTS.items()}
     return found | {"hf_Whisper": whisper, "hf_clip": clip}
 

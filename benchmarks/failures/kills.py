@@ -34,7 +34,7 @@ import panpipe
 import torch
 from attrs import Factory, define, frozen
 from cattrs import structure, unstructure
-from panpipe.benchmarks.driver import argument_parser, free_port, rank_environment
+from panpipe.benchmarks.driver import argument_parser, free_port, rank_environment, report
 from torch import nn
 
 MESHES = {"pp=2": 2, "pp=3": 3, "pp=4": 4, "dp=2,pp=2": 4}
@@ -359,22 +359,20 @@ def run_undisturbed(parent: Path) -> dict[tuple[str, bool], list[Log]]:
     return found
 
 
-def summary(found: Sequence[tuple[Trial, Found]]) -> str:
-    """The table of `benchmarks/results/kills.md`."""
-    lines = ["| killed in | kills | faults | seconds until all had ended: median, most | steps computed again: most |"]
-    lines.append("|---|---|---|---|---|")
+def table(found: Sequence[tuple[Trial, Found]]) -> list[tuple[str, ...]]:
+    """A row for each phase."""
+    rows = []
     for phase in (*PHASES, "all"):
         of = [each for trial, each in found if phase in (trial.moment.phase, "all")]
         if of:
-            named = [each.named_s for each in of]
-            times = f"{statistics.median(named):.2f}, {max(named):.2f}"
+            times = [each.named_s for each in of]
             faults, lost = sum(bool(each.faults) for each in of), max(each.lost for each in of)
-            lines.append(f"| {phase} | {len(of)} | {faults} | {times} | {lost} |")
-    meshes, hosts = dict(Counter(trial.mesh for trial, _ in found)), sum(trial.victim == 0 for trial, _ in found)
-    return "\n".join([*lines, "", f"Meshes: {meshes}; rank 0 was killed {hosts} times."])
+            median, most = statistics.median(times), max(times)
+            rows.append((phase, str(len(of)), str(faults), f"{median:.2f}, {most:.2f}", str(lost)))
+    return rows
 
 
-def kill_often(kills: int, seed: int, seconds: float) -> bool:
+def kill_often(kills: int, seed: int, seconds: float, record: str | None) -> bool:
     """Run the trials, and print them; whether none had a fault."""
     parent, draw, begun = Path(tempfile.mkdtemp()), random.Random(seed), time.monotonic()
     undisturbed = run_undisturbed(parent)
@@ -394,7 +392,10 @@ def kill_often(kills: int, seed: int, seconds: float) -> bool:
     right = not any(found.faults for _, found in every)
     if right:
         shutil.rmtree(parent)
-    print(f"{time.monotonic() - begun:.0f} s, seed {seed}\n{summary(every)}")
+    meshes, hosts = dict(Counter(trial.mesh for trial, _ in every)), sum(trial.victim == 0 for trial, _ in every)
+    title = f"{len(every)} kills, seed {seed}: {time.monotonic() - begun:.0f} s, meshes {meshes}, rank 0 {hosts} times"
+    header = ("killed in", "kills", "faults", "seconds until all had ended: median, most", "steps computed again: most")
+    report(record, title, header, table(every))
     return right
 
 
@@ -407,7 +408,7 @@ def main() -> None:
     os.environ.setdefault("PANPIPE_TIMEOUT_S", "30")
     for name in IMPORTED:
         importlib.import_module(name)
-    sys.exit(not kill_often(given.kills, given.seed, given.seconds))
+    sys.exit(not kill_often(given.kills, given.seed, given.seconds, given.record))
 
 
 if __name__ == "__main__":

@@ -337,16 +337,11 @@ def steps(size: Size) -> Results:
     yield "eager", compared
     for stages in size.stages:
         clear(size)
-        yield f"{stages} stages", step_of_stages(size, stages, compared)
-
-
-def step_of_stages(size: Size, stages: int, compared: Found) -> Found:
-    batch = batch_of(size)
-    with pipeline_of(size, stages, model_of(size), step_in_bfloat16, batch) as pipe:
-        found = measured(size, partial(pipe.step, batch), compared)
-        _, trace = pipe.trace_step(batch)
-    messages = spans(event for event in trace.events if event.action.peer is not None)
-    return {**found, "messages during compute": share_during(messages, computing(trace))}
+        with pipeline_of(size, stages, model_of(size), step_in_bfloat16, batch) as pipe:
+            found = measured(size, partial(pipe.step, batch), compared)
+            _, trace = pipe.trace_step(batch)
+        messages = spans(event for event in trace.events if event.action.peer is not None)
+        yield f"{stages} stages", {**found, "messages during compute": share_during(messages, computing(trace))}
 
 
 PARTS = {part.__name__: part for part in (offload, memory, predictions, steps)}

@@ -18,7 +18,6 @@ from panpipe.benchmarks.driver import argument_parser, report
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
-from panpipe.core.schedules.scored import Scored
 from panpipe.core.search.find_schedule import EVALUATIONS, find_schedule
 
 CASES = Path(__file__).resolve().parents[2] / "tests" / "data" / "frontiers.json"
@@ -41,11 +40,6 @@ def problems_of(case: dict[str, Any], memory: float) -> list[ScheduleProblem]:
     return problems
 
 
-def search(case: dict[str, Any], memory: float, evaluations: int, seed: int) -> Scored:
-    """The fastest schedule found; memory in one device's saved tensors for one microbatch."""
-    return find_schedule(problems_of(case, memory), families().values(), evaluations=evaluations, seed=seed)
-
-
 def main() -> None:
     arguments = argument_parser(
         __doc__, evaluations=EVALUATIONS, seed=0, devices=(0, "only the cases with this number of devices")
@@ -58,7 +52,10 @@ def main() -> None:
         work = case["microbatches"] * sum(costs)
         for public in case["frontier"]:
             start = time.process_time()
-            found = search(case, public["memory"], arguments.evaluations, arguments.seed)
+            found = find_schedule(
+                problems_of(case, public["memory"]), families().values(), evaluations=arguments.evaluations,
+                seed=arguments.seed,
+            )  # fmt: skip
             seconds = time.process_time() - start
             span = found.result.makespan
             worst = max(worst, span / public["makespan"])

@@ -40,7 +40,6 @@ WORST = 1.005
 NAMED = 5_000
 """Evaluations for the cuts of a named schedule: more find nothing better for this few operators."""
 AMPLE = 10**15
-HEADER = ("problem", "planner s", "schedule", "best named", "s", "ratio", "above bound", "processor s")
 
 
 @frozen
@@ -151,8 +150,9 @@ def _cluster(kind: str, devices: int, rate: float, draw: random.Random) -> Clust
     return Cluster(places, hubs, tuple(links))
 
 
-def compared(problem: Problem) -> tuple[list[str], float, float]:
+def compared(number: int) -> tuple[list[str], float, float]:
     """A row, the ratio of the planner's step to that of the best named schedule, and to the bound."""
+    problem = problem_of(number)
     known = list(families().values()) if problem.offload else resident_families()
     began = time.process_time()
     found = problem.searched(known, anneal=True)
@@ -168,18 +168,13 @@ def compared(problem: Problem) -> tuple[list[str], float, float]:
     ], ratio, above  # fmt: skip
 
 
-def compared_number(number: int) -> tuple[list[str], float, float]:
-    """As `compared`, for the problem of a number."""
-    return compared(problem_of(number))
-
-
 def main() -> int:
     given = argument_parser(
         __doc__, cases=("0,60", "first and one past the last"), jobs=(1, "processes")
     ).parse_args()  # fmt: skip
     rows, ratios, above = [], [], []
     with ProcessPoolExecutor(given.jobs) as pool:
-        for row, ratio, gap in pool.map(compared_number, range(*map(int, given.cases.split(",")))):
+        for row, ratio, gap in pool.map(compared, range(*map(int, given.cases.split(",")))):
             rows.append(row)
             ratios.append(ratio)
             above += [gap] if gap < float("inf") else []
@@ -189,7 +184,8 @@ def main() -> int:
         f"{statistics.median(ratios) - 1:+.2%}; above the bound {statistics.median(above) - 1:.1%} in the median, "
         f"{max(above) - 1:.1%} at worst"
     )
-    report(given.record, summary, HEADER, rows)
+    header = ("problem", "planner s", "schedule", "best named", "s", "ratio", "above bound", "processor s")
+    report(given.record, summary, header, rows)
     return int(max(ratios) > WORST)
 
 

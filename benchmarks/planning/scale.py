@@ -19,15 +19,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from attrs import evolve
+from panpipe.benchmarks.core.micro import chain, plan_of, switched
 from panpipe.benchmarks.driver import argument_parser, report
-from panpipe.core.cluster.cluster import Cluster, Device, cluster_json, fully_connected
+from panpipe.core.cluster.cluster import cluster_json, fully_connected
 from panpipe.core.cluster.mesh import Mesh
-from panpipe.core.cluster.routing import Link
-from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
-from panpipe.core.plan.plan import Plan, Prediction, Stage
-from panpipe.core.schedules.one_f_one_b import one_f_one_b
+from panpipe.core.plan.plan import Plan, Prediction
 from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
 
 OPERATORS, DEVICES, MICROBATCHES = 1000, 512, 1024
 MODELS = {
@@ -38,29 +39,16 @@ MODELS = {
     "plan llama-70b, 8 A100-40GB, nothing fits": (15, "llama-70b", "8xA100-40GB", "64"),
 }
 """Goal, model, cluster, microbatches and further options."""
-SKIPS = 0.1
-"""Share of the random operators that read an earlier one, too."""
-
-
-def switched(devices: int) -> Cluster:
-    """Devices with a port of a switch each."""
-    own = tuple(Device(f"device{index}", 10**12) for index in range(devices))
-    return Cluster(own, ("switch",), tuple(Link(each.name, "switch", 100e9, 5e-6) for each in own))
 
 
 def uniform_plan(devices: int, microbatches: int, data: int = 1) -> Plan:
     """Equal stages in 1F1B."""
-    schedule = one_f_one_b(ScheduleProblem(devices, microbatches))
+    schedule = find_family("1f1b").build(ScheduleProblem(devices, microbatches))
     cost = StageCosts(1e-3, 1e-3, 1e-3, saved_bytes=10**7, parameter_bytes=10**8, gradient_bytes=10**8)
     cluster = switched(devices) if data == 1 else fully_connected(devices * data, 10**12, 100e9, 5e-6)
     nothing = (0.0,) * devices
-    return Plan(
-        "uniform", "", Mesh(devices, data), microbatches, schedule.name,
-        tuple(Stage(index, index, (f"stage{index}",)) for index in range(devices)),
-        tuple(StageEdge(index, index + 1, 10**6, 10**6) for index in range(devices - 1)),
-        schedule.device_actions,
-        prediction=Prediction((cost,) * devices, cluster, 1.0, nothing, nothing, 0.0),
-    )  # fmt: skip
+    plan = plan_of(schedule, microbatches, chain(devices, 10**6), Mesh(devices, data))
+    return evolve(plan, prediction=Prediction((cost,) * devices, cluster, 1.0, nothing, nothing, 0.0))
 
 
 def graph(uneven: bool) -> OpGraph:
@@ -72,7 +60,7 @@ def graph(uneven: bool) -> OpGraph:
         nodes.append(OpNode(f"operator{index}", seconds, seconds, seconds, 1e-4, 10**6, 4 * 10**6, 10**6))
         if index:
             edges.append(OpEdge(f"operator{index - 1}", f"operator{index}", 10**6))
-        if uneven and index > 3 and draw.random() < SKIPS:
+        if uneven and index > 3 and draw.random() < 0.1:
             edges.append(OpEdge(f"operator{draw.randrange(index - 1)}", f"operator{index}", 10**5))
     return OpGraph(tuple(nodes), tuple(edges), name="random" if uneven else "equal")
 

@@ -21,13 +21,13 @@ HELD_OUT = (1 << 10, 1 << 14, 1 << 17, 3 << 18, 1 << 21, 3 << 20)
 """Bytes between those that the fit sees."""
 
 
-def measured(rank: int, repeats: int) -> Callable[[str], list[tuple[str, ...]]]:
-    """What a rank answers: the rows of the table, which rank 0 has."""
-    return lambda asked: rows_of(repeats)
+def measured(rank: int) -> Callable[[int], list[tuple[str, ...]]]:
+    """What a rank answers, for a number of repetitions."""
+    return rows_of
 
 
 def rows_of(repeats: int) -> list[tuple[str, ...]]:
-    """Measure together with the other ranks."""
+    """Measure together with the other ranks: the rows of the table, on rank 0."""
     team = make_team(None, None)
     cpu = torch.device("cpu")
     seen = measure_links(team, lambda _: cpu, groups_to_measure(["here"] * team.size), repeats=repeats)
@@ -53,8 +53,8 @@ def rows_of(repeats: int) -> list[tuple[str, ...]]:
 
 def main() -> None:
     given = argument_parser(__doc__, ranks=2, repeats=40).parse_args()
-    ranks = Workers(given.ranks, measured, given.repeats)
-    rows = ranks.ask("rows")[0]
+    ranks = Workers(given.ranks, measured)
+    rows = ranks.ask(given.repeats)[0]
     ranks.close()
     header = ("bytes, held out", "µs", "line, median", "file, median", "line, worst", "file, worst")
     report(given.record, f"Links between {given.ranks} gloo ranks", header, rows)

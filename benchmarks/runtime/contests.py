@@ -13,6 +13,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import panpipe
@@ -47,14 +48,9 @@ def two_layers() -> Case:
     return nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)), (torch.randn(512, 1024), torch.arange(512))
 
 
-def decoder() -> Case:
-    """A GPT whose ends are small."""
-    return gpt.stack(lambda _: gpt.Block(128), 128, 6, 256), gpt.data(16, 64, 256)
-
-
-def wide_head() -> Case:
-    """A GPT whose head takes as long as several layers."""
-    return gpt.stack(lambda _: gpt.Block(128), 128, 4, 4096), gpt.data(16, 64, 4096)
+def decoder(layers: int, vocabulary: int) -> Case:
+    """A GPT. Its ends are small with few words; with many the head takes as long as several layers."""
+    return gpt.stack(gpt.Block, 128, layers, vocabulary), gpt.data(16, 64, vocabulary)
 
 
 def convolutions() -> Case:
@@ -72,8 +68,8 @@ def skips() -> Case:
 
 
 MODELS: dict[str, Callable[[], Case]] = {
-    "mlp": mlp, "two layers": two_layers, "gpt": decoder, "wide head": wide_head, "convolutions": convolutions,
-    "u-net": skips,
+    "mlp": mlp, "two layers": two_layers, "gpt": partial(decoder, 6, 256), "wide head": partial(decoder, 4, 4096),
+    "convolutions": convolutions, "u-net": skips,
 }  # fmt: skip
 
 

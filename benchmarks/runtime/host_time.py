@@ -16,7 +16,7 @@ from collections.abc import Callable
 import panpipe
 import torch
 from panpipe.benchmarks import gpt
-from panpipe.benchmarks.driver import argument_parser, median_and_spread, report, seconds
+from panpipe.benchmarks.driver import argument_parser, report, seconds
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.joint_graph import trace_joint
@@ -74,10 +74,10 @@ def main() -> None:
         for name, run in runs.items():
             median_s = statistics.median(seconds(run, 3, clock=time.process_time))
             times[name].append(1e6 * median_s / arguments.microbatches / count)
-    rows = [(name, *median_and_spread(found)) for name, found in times.items()]
     for name in list(times)[:-1]:
-        ratios = [ours / theirs for ours, theirs in zip(times[name], times["eager PyTorch"], strict=True)]
-        rows.append((f"{name} ÷ eager PyTorch", *median_and_spread(ratios)))
+        pairs = zip(times[name], times["eager PyTorch"], strict=True)
+        times[f"{name} ÷ eager PyTorch"] = [ours / theirs for ours, theirs in pairs]
+    rows = [(name, f"{statistics.median(of):.2f}", f"{min(of):.2f} … {max(of):.2f}") for name, of in times.items()]
     columns = ("runner", f"CPU µs per operator, of {count} for a microbatch", "range")
     report(arguments.record, "Host time per operator, very small tensors", columns, rows)
 

@@ -21,7 +21,7 @@ from unittest import mock
 import panpipe
 import torch
 from panpipe.benchmarks.driver import argument_parser, report
-from panpipe.benchmarks.models import bert, llama, resnet, t5
+from panpipe.benchmarks.models import bert, classify, llama, resnet, t5
 from panpipe.core.search.compiling import compile_ahead
 from panpipe.tests.laws.zoo.vision import UNet
 from torch import nn
@@ -40,21 +40,15 @@ def gpt2() -> nn.Module:
         return GPT2LMHeadModel(GPT2Config(use_cache=False))
 
 
-def images(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    found = model(batch["x"])
-    scores = getattr(found, "logits", found)
-    return nn.functional.cross_entropy(scores.flatten(1), batch["y"])
-
-
 def pipelines() -> Iterator[list[str]]:
     """The processor seconds of the default call for several models."""
     text = {name: torch.ones(8, 64, dtype=torch.int64) for name in ("input_ids", "labels")}
-    pictures = {"x": torch.randn(8, 3, 32, 32), "y": torch.zeros(8, dtype=torch.int64)}
+    labelled = {"x": torch.randn(8, 3, 32, 32), "y": torch.zeros(8, dtype=torch.int64)}
     simulated = {"backend": "simulator", "devices": "2xA100-40GB"}
     cases: list[tuple[str, Any, Any, Any, dict[str, Any]]] = [
         *((name, MODELS[name], step, text, {}) for name in ("Llama", "Llama", "BERT", "T5")),
-        ("ResNet-18", resnet, images, pictures, {}),
-        ("UNet", UNet, images, pictures, {}),
+        ("ResNet-18", resnet, classify, labelled, {}),
+        ("UNet", UNet, segmented_step, pictures(32), {}),
         ("GPT-2 on meta", gpt2, step, text, simulated),
     ]
     compile_ahead(print)  # as after an installation by `make`: half a minute of a new checkout
@@ -139,13 +133,8 @@ def of_lengths(
     name: str, model: nn.Module, function: Any, batch: Callable[[int], Any], sizes: Sequence[int]
 ) -> list[str]:
     """The row of a model: captures, seconds, and milliseconds of new sizes."""
-    captures, collections, export = 0, [0.0], torch.export.export
+    collections, export = [0.0], torch.export.export
     more, steps, seconds, begun = list[float](), list[float](), list[float](), 0.0
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal captures
-        captures += 1
-        return export(*args, **kwargs)
 
     def collecting(phase: str, info: dict[str, int]) -> None:
         nonlocal begun
@@ -154,7 +143,7 @@ def of_lengths(
         else:
             collections.append(time.perf_counter() - begun)
 
-    with warnings.catch_warnings(), mock.patch.object(torch.export, "export", counted):
+    with warnings.catch_warnings(), mock.patch.object(torch.export, "export", wraps=export) as capture:
         warnings.simplefilter("ignore")
         pipe = panpipe.pipeline(
             model, function, batch(sizes[0]), optimizer=torch.optim.AdamW, microbatches=4,
@@ -162,12 +151,12 @@ def of_lengths(
         )  # fmt: skip
         gc.callbacks.append(collecting)
         for size in sizes:
-            known, times = captures, list[float]()
+            known, times = capture.call_count, list[float]()
             for _ in range(2):
                 given, start = batch(size), time.perf_counter()
                 pipe.step(given)
                 times.append(time.perf_counter() - start)
-            if captures > known or size == sizes[0]:
+            if capture.call_count > known or size == sizes[0]:
                 seconds.append(times[0] - times[1])
                 collections = [0.0]
             else:
@@ -177,7 +166,7 @@ def of_lengths(
         pipe.close()
     more.sort()
     at = (statistics.median(more), more[int(0.9 * len(more))], more[-2], more[-1], 1e3 * max(collections))
-    return [name, str(len(sizes)), str(captures), f"{max(seconds):.2f}", f"{statistics.median(steps):.1f}",
+    return [name, str(len(sizes)), str(capture.call_count), f"{max(seconds):.2f}", f"{statistics.median(steps):.1f}",
             *(f"{each:.1f}" for each in at)]  # fmt: skip
 
 
