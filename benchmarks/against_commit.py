@@ -15,7 +15,6 @@ on a machine that nothing else uses.
 
 import json
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 from panpipe.benchmarks.core.fixed_plans import graph
@@ -73,11 +72,7 @@ def search(tree: Tree, small: bool) -> Figures:
     return {"search for a schedule, core s": seconds, "search for a schedule, its makespan": answer["makespan"]}
 
 
-BENCHMARKS: dict[str, Callable[[Tree, bool], Figures]] = {
-    "two_workers": two_workers, "action_overhead": action_overhead, "simulator": simulator, "planner": planner,
-    "search": search,
-}  # fmt: skip
-
+BENCHMARKS = {each.__name__: each for each in (two_workers, action_overhead, simulator, planner, search)}
 COMPILED = ("planner", "search")
 """Benchmarks whose first run in a tree compiles: it is not counted."""
 

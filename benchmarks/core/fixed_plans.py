@@ -215,16 +215,12 @@ def main() -> int:
     if given.folder is not None:
         write(given.folder, given.only, given.group)
         return 0
+    from panpipe.benchmarks.driver import report
+
     rows, counts = compare(given.against, given.only)
-    for row in rows:
-        print(" | ".join(row))
     found = ", ".join(f"{kind} {count}" for kind, count in counts.items())
     title = f"{sum(counts.values())} plans against {given.against}: {found}"
-    print(title)
-    if given.record:
-        from panpipe.benchmarks.driver import report
-
-        report(given.record, title, ("plan", "there", "here"), rows)
+    report(given.record, title, ("plan", "there", "here"), rows)
     return 1 if rows else 0
 
 

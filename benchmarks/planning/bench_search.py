@@ -3,13 +3,14 @@
 For every case and memory level of ``tests/data/frontiers.json``: makespan and idle time (makespan minus the busiest
 device's work) of what is found, the public best, the lower bound, and processor time. The last line is the worst
 ratio of makespans, and the median share of idle time saved over the cases with hop time or unequal costs at or below
-half of 1F1B's memory.
+half of 1F1B's memory. The status is 1 if a schedule is slower than the public best.
 
     python benchmarks/planning/bench_search.py [--evaluations 800000] [--seed 0] [--devices 8] [--record FILE]
 """
 
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def problems_of(case: dict[str, Any], memory: float) -> list[ScheduleProblem]:
     return problems
 
 
-def main() -> None:
+def main() -> int:
     arguments = argument_parser(
         __doc__, evaluations=EVALUATIONS, seed=0, devices=(0, "only the cases with this number of devices")
     ).parse_args()
@@ -71,7 +72,8 @@ def main() -> None:
     title = f"Search with {arguments.evaluations} evaluations, seed {arguments.seed}: {summary}"
     header = ("case", "memory", "public best", "found", "idle time cut", "bound", "chunks", "s")
     report(arguments.record, title, header, rows)
+    return int(worst > 1 + 1e-9)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

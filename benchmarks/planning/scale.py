@@ -90,18 +90,24 @@ def cases(folder: Path) -> dict[str, tuple[float, list[str]]]:
     return found
 
 
-def run(command: list[str]) -> tuple[float, int]:
-    """Processor seconds of a command in a process of its own, and the most memory in bytes."""
+def run(command: list[str], *, fits: bool) -> tuple[float, int]:
+    """Processor seconds of a command in a process of its own, and the most memory in bytes.
+
+    Raises:
+        SystemExit: it has failed, or has found a plan where none fits.
+    """
     code = (
-        "import json, resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL); "
+        "import json, resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL); "
         "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
-        "print(json.dumps([used.ru_utime + used.ru_stime, 1024 * used.ru_maxrss]))"
+        "print(json.dumps([used.ru_utime + used.ru_stime, 1024 * used.ru_maxrss, done.returncode]))"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PANPIPE_CACHE": ""}
     text = subprocess.run(
         [sys.executable, "-c", code, *command], check=True, capture_output=True, text=True, env=environment
     ).stdout
-    seconds, most = json.loads(text)
+    seconds, most, status = json.loads(text)
+    if (status == 0) is not fits:
+        raise SystemExit(f"{' '.join(command)} ended with status {status}")
     return seconds, most
 
 
@@ -112,7 +118,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for title, (goal, command) in cases(Path(name)).items():
             if arguments.only in title:
-                runs = [run(command) for _ in range(arguments.runs)]
+                runs = [run(command, fits="nothing fits" not in title) for _ in range(arguments.runs)]
                 seconds = [each for each, _ in runs]
                 rows.append([
                     title, f"{goal:g}", str(len(runs)), f"{statistics.median(seconds):.1f}",

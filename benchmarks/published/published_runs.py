@@ -225,9 +225,8 @@ def main() -> None:
             print(f"{run.name}: {run.step_s:.3g} s, predicted {what} ({one.processor_s:.0f} s)", flush=True)
     rows, lines = tables(outcomes)
     header = ("run", "source", "assumed", "fitted", "published s", "predicted s", "error", "memory", "processor s")
-    for title, names, table in (("Errors of predicted steps", ("runs", "number", "error"), lines),
-                                ("Published training runs", header, rows)):  # fmt: skip
-        report(arguments.record, title, names, table)
+    report(arguments.record, "Errors of predicted steps", ("runs", "number", "error"), lines)
+    report(arguments.record, "Published training runs", header, rows)
 
 
 if __name__ == "__main__":

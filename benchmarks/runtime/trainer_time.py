@@ -14,12 +14,12 @@ import tempfile
 import time
 
 WORDS, ROWS, BATCH = 1000, 320, 16
-COMPILED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+COMPILED = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 """The environment of processes that read compiled modules, as those of an installed package are."""
 
 
 def fine_tune(kind: str, steps: int, folder: str) -> None:
-    """Train, and print this process's seconds of processor time until the imports, the first step and the end."""
+    """Train, and print this process's seconds of processor time until the imports and until the end."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
