@@ -29,10 +29,9 @@ from ..core.trace.trace import (
     send_queue,
 )
 from .bubbles import device_bubbles
-from .hosts import CopyUse, HostUse, copy_uses, host_uses
-from .links import LinkUse, link_rates, link_uses
 from .network import FlowTimes
 from .tasks import TaskTimes
+from .usage import CopyUse, HostUse, LinkUse, copy_uses, host_uses, link_rates, link_uses
 
 
 @frozen(slots=False, eq=False)

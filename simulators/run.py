@@ -20,12 +20,12 @@ from ..core.timing.orders import run_alone
 from ..core.validation.validate import CheckedActions, check_placed
 from .channels import connect
 from .device import DeviceQueue
-from .hosts import DIRECTIONS
 from .network import Network
 from .optimizer_step import OptimizerStep, validate_afterwards, with_sync
 from .result import SimulationResult
 from .tasks import run_tasks, task_flows, task_times
 from .tensor_sums import connect_sums, tensor_sums
+from .usage import DIRECTIONS
 
 
 def simulate(
