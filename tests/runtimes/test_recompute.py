@@ -122,12 +122,3 @@ def test_invalid_recompute_is_refused(recompute, said):
         panpipe.pipeline(
             case.model(F32), case.step, case.batch(8, F32), plan=plan, memory=panpipe.Memory(recompute=recompute)
         )
-    with pytest.raises(panpipe.RequestError, match="recompute"):
-        panpipe.pipeline(
-            case.model(F32),
-            case.step,
-            case.batch(8, F32),
-            microbatches=4,
-            plan=panpipe.Auto(max_chunks=1),
-            memory=panpipe.Memory(recompute=recompute),
-        )

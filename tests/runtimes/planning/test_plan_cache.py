@@ -91,52 +91,31 @@ def test_another_request_does_not_use_the_cached_plan(planned, monkeypatch, othe
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "reason"),
     [
-        "",
-        "{",
-        "[" * 100_000,
-        '{"format": "panpipe.cached-plan/1"}',
-        "null",
-        "\x00\xff",
-        '{"format": "panpipe.cached-plan/3", "plans": []}',
-    ],
-)
-def test_broken_cached_plan_is_reported_and_planned_again(planned, monkeypatch, tmp_path, content):
-    folder, plan = planned
-    (name,) = (path.name for path in folder.glob("*.json"))
-    (tmp_path / name).write_text(content, encoding="latin-1")
-    monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
-    monkeypatch.setattr(Planning, "candidates", lambda planning: [plan])
-    pipe, phases = _pipeline()
-    pipe.close()
-    (line,) = (phase for phase in phases if "cannot be used" in phase)
-    assert "\n" not in line
-    assert pipe.plan.hash == plan.hash
-    assert json.loads((tmp_path / name).read_text())["format"] == plan_cache.FORMAT
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
+        *((text, "") for text in ("", "{", "[" * 100_000, "null", "\x00\xff")),
+        *((f'{{"format": "panpipe.cached-plan/{rest}}}', "") for rest in ('1"', '3", "plans": []')),
         (lambda found: found["plans"][0]["device_actions"][0].pop(0), "0F0"),
         (lambda found: found.update(key={"graph": "c"}), "it is for another request"),
         (lambda found: found.update(fastest=[{"seconds": 1.0, "size": 0}]), "it has a step of 1.0 s and 0 elements"),
     ],
 )
-def test_invalid_cached_plan_is_not_used(planned, monkeypatch, tmp_path, change, reason):
+def test_unusable_cached_plan_is_reported_and_planned_again(planned, monkeypatch, tmp_path, content, reason):
     folder, plan = planned
     (path,) = folder.glob("*.json")
-    document = json.loads(path.read_text())
-    change(document)
-    (tmp_path / path.name).write_text(json.dumps(document))
+    if callable(content):
+        content(document := json.loads(path.read_text()))
+        content = json.dumps(document)
+    (tmp_path / path.name).write_text(content, encoding="latin-1")
     monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
     monkeypatch.setattr(Planning, "candidates", lambda planning: [plan])
     pipe, phases = _pipeline()
     pipe.close()
     (line,) = (phase for phase in phases if "cannot be used, planning anew" in phase)
     assert reason in line
+    assert "\n" not in line
     assert pipe.plan.hash == plan.hash
+    assert json.loads((tmp_path / path.name).read_text())["format"] == plan_cache.FORMAT
 
 
 def test_cache_holds_a_bounded_number_of_files_and_removes_the_least_recently_used(planned, monkeypatch, tmp_path):

@@ -148,18 +148,6 @@ def test_without_an_optimizer_gradients_are_left_unscaled():
     assert scaler.get_scale() == alone.scaler.get_scale() == 500.0
 
 
-def test_a_scaler_resumes_from_its_state():
-    options = {"growth_interval": 3, "init_scale": 2.0**10}
-    pipe, scaler, alone = pair(TAPPED, scaler=options)
-    together(pipe, scaler, alone, [tapped_batch(8, torch.float32)] * 2)
-    state = scaler.state_dict()
-    assert state["_growth_tracker"] == 2
-    again, own, _ = pair(TAPPED)
-    own.load_state_dict(state)
-    again.step(tapped_batch(8, torch.float32))
-    assert own.get_scale() == 2.0**11
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.complex64])
 def test_parameters_that_cannot_be_unscaled_are_refused(dtype):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=dtype))
