@@ -47,7 +47,7 @@ from .update.optimizers import stage_optimizer, stage_scheduler
 from .update.replica_values import broadcast_from_first, sum_over_replicas
 from .update.training import Training
 from .update.update import Update
-from .weights.saving import save_checkpoint
+from .weights.checkpoint import save_checkpoint
 
 
 class Trainer:

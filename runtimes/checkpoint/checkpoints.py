@@ -182,7 +182,7 @@ class Checkpoints:
                 parts = fitted(own, reader, training)
             except PanpipeError as error:  # a changed name of a tensor looks like another model's
                 misfit = message_of(error)
-            reader.check(reader.files_of(parts.tensors))
+            reader.check(sorted({reader.tensors[name].path.name for name in parts.tensors}))
             # Of the other files, each process checks some.
             reader.check(sorted(reader.manifest.files)[team.exchange().number :: team.exchange().count])
         except Exception as error:
@@ -230,20 +230,16 @@ class StateCopy:
         """A copy of parts. The copy before it is overwritten."""
         tensors, gpus = {}, set[torch.device]()
         for name, tensor in parts.tensors.items():
-            tensors[name] = buffer = self._buffer(name, tensor)
-            buffer.copy_(tensor.detach(), non_blocking=True)
+            buffer = self._buffers.get(name)
+            if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            tensors[name] = buffer.copy_(tensor.detach(), non_blocking=True)
             if tensor.is_cuda:
                 gpus.add(tensor.device)
         for gpu in gpus:  # the optimizer changes the tensors next
             torch.cuda.current_stream(gpu).synchronize()
         self._buffers = tensors
         return Parts(tensors, copy.deepcopy(parts.items))
-
-    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
-        kept = self._buffers.get(name)
-        if kept is not None and (kept.shape, kept.dtype) == (tensor.shape, tensor.dtype):
-            return kept
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
 class BackgroundSave:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.errors import PanpipeError, RequestError, in_a_line
 from ..launch.rank_tensors import RankTensors, Split
-from ..weights.checkpoint import DTYPES, Entry, TensorFile
+from ..weights.checkpoint import Entry, entries_of, read_tensors
 from .manifest import ANOTHER, FOREIGN, Manifest, check_listing, read_manifest, read_record
 from .state_parts import Parts
 
@@ -52,10 +52,6 @@ class CheckpointReader:
                 )
             self.tensors |= found
 
-    def files_of(self, tensors: Collection[str]) -> list[str]:
-        """The files that have these tensors."""
-        return sorted({self.tensors[name].file.path.name for name in tensors})
-
     def check(self, files: Collection[str]) -> None:
         """Compare files with their hashes.
 
@@ -83,24 +79,12 @@ class CheckpointReader:
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite tensors of the same shapes and dtypes with those of the checkpoint."""
         with torch.no_grad():
-            for name in sorted(tensors, key=lambda name: self.tensors[name].place):
-                if name in self._splits:
-                    split, stored = self._splits[name]
-                    whole = torch.empty(stored.shape, dtype=stored.dtype)
-                    self._read(stored, name, whole)
-                    tensors[name].detach().copy_(split.part_of(whole))
-                else:
-                    self._read(self.tensors[name], name, tensors[name].detach())
-
-    def _read(self, kept: Entry, name: str, tensor: Tensor) -> None:
-        """Overwrite a tensor of the same shape and dtype with a stored one, which may be stored as bytes."""
-        assert kept.dtype is not None
-        if DTYPES[kept.stored_as] == kept.dtype:
-            kept.file.read_into(name, tensor)
-        else:
-            data = torch.empty(*kept.shape, kept.dtype.itemsize, dtype=torch.uint8)
-            kept.file.read_into(name, data)
-            tensor.copy_(data.reshape(-1).view(kept.dtype).reshape(kept.shape))
+            read_tensors(self.tensors, {n: t.detach() for n, t in tensors.items() if n not in self._splits})
+            for name in tensors.keys() & self._splits:
+                split, stored = self._splits[name]
+                whole = torch.empty(stored.shape, dtype=stored.dtype)
+                stored.read_into(whole)
+                tensors[name].detach().copy_(split.part_of(whole))
 
     def whole(self) -> Parts:
         """All parts, with tensors on the CPU; every file is checked."""
@@ -111,11 +95,10 @@ class CheckpointReader:
 
     def _tensors_in(self, name: str) -> dict[str, Entry]:
         try:
-            file = TensorFile(self.folder / name)
+            found = entries_of(self.folder / name)
         except RequestError:
             self.check([name])  # a file that was changed is refused with its hash
             raise
-        found = dict(file.entries)
         for tensor, dtype in self.manifest.stored_as_bytes.items():
             if tensor in found:
                 *shape, size = found[tensor].shape or (0,)

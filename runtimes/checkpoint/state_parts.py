@@ -6,7 +6,6 @@ A dtype that safetensors does not have is stored as bytes, with a last dimension
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from ...core.errors import RequestError
 from ..flat_bytes import flat_bytes
 from ..update.optimizer_state import leaves_of
-from ..weights.checkpoint import DTYPES, file_head, file_pieces
+from ..weights.checkpoint import DTYPES, file_pieces
 from .manifest import FileRecord, write_durable
 
 _SECTIONS = ("model", "optimizer", "stepped", "progress")
@@ -116,7 +115,7 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileRe
     """
     others = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES.values()}
     stored = {name: _stored(name, tensor, name in others) for name, tensor in tensors.items()}
-    return write_durable(path, chain([file_head(stored)], file_pieces(stored))), others
+    return write_durable(path, file_pieces(stored)), others
 
 
 def _stored(name: str, tensor: Tensor, as_bytes: bool) -> Tensor:

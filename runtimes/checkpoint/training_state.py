@@ -32,8 +32,7 @@ from ..training.averages import WeightAverage
 from ..update.optimizer_state import leaves_of
 from ..update.stage_state import StageState
 from ..weights import places
-from ..weights.checkpoint import without_wrappers
-from ..weights.saving import savable
+from ..weights.checkpoint import savable, without_wrappers
 from .reading import CheckpointReader
 from .state_parts import Parts
 
@@ -104,8 +103,14 @@ class TrainingState:
         for index, state in self.states.items():
             if state.optimizer is not None:
                 state.optimizer.load_state_dict(packed[index])
-            _resume_scheduler(state, found.items)
             state.clear_gradients()
+            if state.scheduler is not None:
+                state.scheduler.load_state_dict(copy.deepcopy(found.items["scheduler"][1]))
+                # The checkpoint has options by parameter, so an empty group finds none.
+                groups = state.scheduler.optimizer.param_groups
+                for group, rate in zip(groups, state.scheduler.get_last_lr(), strict=True):
+                    if not group["params"]:
+                        group["lr"] = rate
         if self.scaler is not None:
             self.scaler.load_state_dict(dict(found.items["scaler"][1]))
 
@@ -182,16 +187,6 @@ class TrainingState:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in savable(self.model).items()}
-
-
-def _resume_scheduler(state: StageState, items: Mapping[str, Any]) -> None:
-    if state.scheduler is None:
-        return
-    state.scheduler.load_state_dict(copy.deepcopy(items["scheduler"][1]))
-    # The checkpoint has options by parameter, so an empty group finds none.
-    for group, rate in zip(state.scheduler.optimizer.param_groups, state.scheduler.get_last_lr(), strict=True):
-        if not group["params"]:
-            group["lr"] = rate
 
 
 def _put(value: Tensor, tensor: Tensor) -> None:

@@ -12,7 +12,7 @@ A folder has several checkpoints, one folder each, such as ``checkpoints/step-12
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ def latest_checkpoint(folder: str | Path, *, verify: bool = False) -> Path | Non
     """
     refuse_other_kinds("folder", folder, str | Path, "the path of a folder that has a folder for each checkpoint")
     refuse_no_bool(verify=verify)
-    for path in sorted(_numbered(Path(folder)), key=_order, reverse=True):
+    for path in reversed(_numbered(Path(folder))):
         try:
             check_listing(path, read_manifest(path))
             if verify:
@@ -176,9 +176,8 @@ def latest_checkpoint(folder: str | Path, *, verify: bool = False) -> Path | Non
                 warn_caller(f"'{path}' is skipped: {error}")
             continue
         return path
-    other = max((found.parent for found in Path(folder).glob(f"*/{DCP_METADATA}")), key=_order, default=None)
-    if other is not None:
-        raise RequestError(none_there(other))
+    if others := _numbered(Path(folder), DCP_METADATA):
+        raise RequestError(none_there(others[-1]))
     return None
 
 
@@ -189,8 +188,8 @@ def remove_older(newest: Path, keep: int) -> None:
         newest: the checkpoint that was just written; ones with higher numbers are not counted and not removed.
     """
     stem, number = split_number(newest.name)
-    found = [path for path in _numbered(newest.parent) if split_number(path.name)[0] == stem]
-    older = sorted((path for path in found if split_number(path.name)[1] <= number and path != newest), key=_order)
+    alike = [path for path in _numbered(newest.parent) if split_number(path.name)[0] == stem and path != newest]
+    older = [path for path in alike if split_number(path.name)[1] <= number]
     try:
         for path in older[: len(older) + 1 - keep]:
             hidden = hidden_folder(path)
@@ -222,9 +221,10 @@ def _shortened(name: str) -> str:
     return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
-def _numbered(folder: Path) -> Iterator[Path]:
-    """The folders with a manifest; hidden ones are being written or removed."""
-    return (found.parent for found in folder.glob(f"*/{MANIFEST_NAME}") if not found.parent.name.startswith("."))
+def _numbered(folder: Path, having: str = MANIFEST_NAME) -> list[Path]:
+    """The folders that have such a file, by their numbers; hidden ones are being written or removed."""
+    found = (file.parent for file in folder.glob(f"*/{having}") if not file.parent.name.startswith("."))
+    return sorted(found, key=lambda path: (split_number(path.name)[1], path.name))
 
 
 def split_number(name: str) -> tuple[str, int]:
@@ -232,7 +232,3 @@ def split_number(name: str) -> tuple[str, int]:
     stem = name.rstrip("0123456789")
     digits = name[len(stem) :]
     return stem, int(digits) if digits.isascii() and 0 < len(digits) < 100 else -1
-
-
-def _order(path: Path) -> tuple[int, str]:
-    return split_number(path.name)[1], path.name

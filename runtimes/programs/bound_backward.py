@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...core.capture.programs.stage import Boundary, StageInputs
 from ...core.capture.programs.stage_programs import Backward
-from ..update.gradient_sinks import GradientSink
+from ..update.buckets import GradientSink
 
 
 class BoundBackward:

@@ -15,13 +15,15 @@ one process: a region (Python code) may take another branch in one replica, so f
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from attrs import define, frozen
 from torch import Tensor, nn
 
 from ...backends.contract import Backend, Handle
+from ...core.capture.programs.accumulated_products import accumulate_product, first_product
+from ...core.capture.regions.regions import is_no_gradient
 from ...core.errors import RequestError
 from ...core.policies.sharding import SLOTS
 
@@ -31,19 +33,106 @@ Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, sec
 after its last backward, so a bucket's size only limits how much is in flight at a time."""
 
 
-class Transfer:
-    """A transfer of a bucket, and what follows it."""
+class GradientSink:
+    """Where a backward program puts the gradients of parameters: in ``grad``, or in the slots of `shards`.
 
-    def __init__(self, handle: Handle, end: Callable[[], None]) -> None:
-        self._handle: Handle | None = handle
-        self._end = end
+    Args:
+        parameters: whose gradients it gets, by number.
+        place: parameter → the place of its gradient, and whether it has a value already. It has one then.
+        done: called with a parameter when its gradient is computed, or known to be missing.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        place: Callable[[nn.Parameter], tuple[Tensor, bool]],
+        begin: Callable[[Sequence[nn.Parameter]], None] = lambda _: None,
+        done: Callable[[nn.Parameter], None] = lambda _: None,
+    ) -> None:
+        self._parameters, self._place, self._begin, self._done = parameters, place, begin, done
+
+    @classmethod
+    def discarding(cls, parameters: Sequence[nn.Parameter]) -> "GradientSink":
+        """A sink that runs the same operators and keeps nothing."""
+        return cls(parameters, lambda p: (torch.zeros(p.shape, dtype=p.dtype, device=p.device), True))
+
+    def begin(self) -> None:
+        """The program begins."""
+        self._begin(self._parameters)
+
+    def add(self, number: int, gradient: Tensor) -> None:
+        """Add to the gradient of a parameter."""
+        parameter = self._parameters[number]
+        if not is_no_gradient(gradient):
+            place, known = self._place(parameter)
+            (place.add_ if known else place.copy_)(gradient)
+        self._done(parameter)
+
+    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
+        """Add a product of two matrices to the gradient of a parameter, in one operator."""
+        parameter = self._parameters[number]
+        place, known = self._place(parameter)
+        (accumulate_product if known else first_product)(place, left, right)
+        self._done(parameter)
+
+    def totals(self, numbers: Sequence[int]) -> list[Tensor]:
+        """The places of gradients, to be added to; zeros in those without a value."""
+        places = (self._place(self._parameters[number]) for number in numbers)
+        return [place if known else place.zero_() for place, known in places]
+
+    def added(self, numbers: Sequence[int]) -> None:
+        """They have been added to."""
+        for number in numbers:
+            self._done(self._parameters[number])
+
+
+class Transfers:
+    """Reductions or all-gathers of buckets, in flight.
+
+    Args:
+        starts: each starts one.
+        size: bytes of the buckets.
+        end: what follows all of them, once.
+        most: transfers in flight at a time, and `wait` starts the others; None starts all at once.
+    """
+
+    def __init__(
+        self,
+        starts: Iterable[Callable[[], Handle]],
+        size: int = 0,
+        end: Callable[[], None] = lambda: None,
+        most: int | None = None,
+    ) -> None:
+        self._left, self._most, self._end, self.bytes = deque(starts), most, end, size
+        self._in_flight, self._watched = deque[Handle](), list[Handle]()
+        self._start()
+
+    def _start(self) -> None:
+        while self._left and (self._most is None or len(self._in_flight) < self._most):
+            self._in_flight.append(self._left.popleft()())
+
+    def watch(self) -> None:
+        """Record the end in `ended_ns`, if the transport's handles support it, and if all transfers are under way: of
+        others the waiting thread adds the parts."""
+        self._watched = [handle for handle in self._in_flight if self._most is None]
+        for handle in self._watched:
+            if hasattr(handle, "watch"):
+                handle.watch()
+
+    @property
+    def ended_ns(self) -> int | None:
+        """The end of the last transfer on the monotonic clock; None without `watch` or the transport's support."""
+        ends: list[int | None] = [getattr(handle, "ended_ns", None) for handle in self._watched]
+        known = [end for end in ends if end is not None]
+        return max(known) if known and len(known) == len(ends) else None
 
     def wait(self) -> None:
-        """Return when the values are in use; further calls have no effect."""
-        if self._handle is not None:
-            self._handle.wait()
-            self._handle = None
-            self._end()
+        """Return when all have ended and their values are in use; further calls have no effect."""
+        while self._in_flight:
+            self._in_flight.popleft().wait()
+            self._start()
+        end, self._end = self._end, lambda: None
+        end()
 
 
 class Slots:
@@ -57,7 +146,7 @@ class Slots:
     def __init__(self) -> None:
         self._device, self._size = torch.device("cpu"), 0
         self.all: list[Tensor] = []
-        self._in_flight: deque[Transfer] = deque()
+        self._in_flight: deque[Transfers] = deque()
         self._free: list[Tensor] = []
 
     def take(self) -> Tensor:
@@ -71,15 +160,15 @@ class Slots:
         self.all.append(slot)
         return slot
 
-    def transfer(self, slot: Tensor, handle: Handle, end: Callable[[], None]) -> Transfer:
-        """A transfer from or to a slot, which is free after it and after ``end``."""
+    def transfer(self, slot: Tensor, start: Callable[[], Handle], end: Callable[[], None]) -> Transfers:
+        """Start a transfer from or to a slot, which is free after it and after ``end``."""
 
         def ended() -> None:
             self._in_flight.remove(started)
             end()
             self._free.append(slot)
 
-        started = Transfer(handle, ended)
+        started = Transfers([start], end=ended)
         self._in_flight.append(started)
         return started
 
@@ -89,12 +178,11 @@ class Slots:
             self.all, self._free = [], []
             self._in_flight.clear()
 
-    def grow(self, buckets: Iterable["Bucket"]) -> None:
-        """Make the slots large enough for some buckets, on their device; no slot may be in use."""
-        for bucket in buckets:
-            if bucket.nbytes > self._size:
-                self._size, self._device = bucket.nbytes, bucket.device
-                self.all, self._free = [], []
+    def grow(self, bucket: "Bucket") -> None:
+        """Make the slots large enough for a bucket, on its device; no slot may be in use."""
+        if bucket.nbytes > self._size:
+            self._size, self._device = bucket.nbytes, bucket.device
+            self.all, self._free = [], []
 
 
 @frozen
@@ -189,8 +277,11 @@ class Bucket:
         offset = 0
         for name, parameter in parameters.items():
             self._offsets[parameter], size = offset, parameter.numel()
-            if sharing is not None:
-                _refuse_gaps(name, parameter)
+            if sharing is not None and not torch.ops.aten.is_non_overlapping_and_dense(parameter):
+                raise RequestError(
+                    f"parameter '{name}' has strides {tuple(parameter.stride())} for shape {tuple(parameter.shape)}: "
+                    "replicas share dense parameters; make it contiguous, or leave shard out"
+                )
             start, stop = max(begin - offset, 0), min(begin + length - offset, size)
             if sharing is not None and trained and start < stop:
                 self.parts.append(self._part(name, parameter, start, stop, offset - begin))
@@ -208,11 +299,6 @@ class Bucket:
     def empty(self, elements: int | None = None) -> Tensor:
         """Memory with undefined values; by default for the whole tensor."""
         return torch.empty(self.elements if elements is None else elements, dtype=self.dtype, device=self.device)
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it is of one parameter."""
-        return len(self.parameters) == 1
 
     @property
     def nbytes(self) -> int:
@@ -292,17 +378,11 @@ class Bucket:
         self.gather(replicas, memory).wait()
         return memory
 
-    def assign(self, memory: Tensor, into: Mapping[nn.Parameter, Tensor] | None = None) -> None:
-        """Copy the gathered parameters to the model's, or to other tensors of the same strides."""
+    def assign(self, memory: Tensor) -> None:
+        """Copy the gathered parameters to the model's."""
         with torch.no_grad():
             for parameter in self.parameters.values():
-                target = parameter if into is None else into[parameter]
-                in_memory_order(target).copy_(self.elements_of(parameter, memory))
-
-
-def buckets_of(named: Mapping[str, nn.Parameter]) -> list[Bucket]:
-    """The buckets of those parameters that are not frozen, and that replicas do not share."""
-    return [Bucket(held) for held in divided({name: p for name, p in named.items() if p.requires_grad})]
+                in_memory_order(parameter).copy_(self.elements_of(parameter, memory))
 
 
 def divided(named: Mapping[str, nn.Parameter], size: int = BUCKET_BYTES) -> list[dict[str, nn.Parameter]]:
@@ -323,52 +403,6 @@ def divided(named: Mapping[str, nn.Parameter], size: int = BUCKET_BYTES) -> list
     return [*full, *filling.values()]
 
 
-class Transfers:
-    """The reductions or all-gathers of a stage's buckets, in flight.
-
-    Args:
-        starts: each starts one.
-        most: transfers in flight at a time, and `wait` starts the others; None starts all at once.
-    """
-
-    def __init__(
-        self,
-        starts: Iterable[Callable[[], Handle]],
-        size: int,
-        end: Callable[[], None] = lambda: None,
-        most: int | None = None,
-    ) -> None:
-        self._left, self._most, self._end, self.bytes = deque(starts), most, end, size
-        self._in_flight, self._watched = deque[Handle](), list[Handle]()
-        self._start()
-
-    def _start(self) -> None:
-        while self._left and (self._most is None or len(self._in_flight) < self._most):
-            self._in_flight.append(self._left.popleft()())
-
-    def watch(self) -> None:
-        """Record the end in `ended_ns`, if the transport's handles support it, and if all transfers are under way: of
-        others the waiting thread adds the parts."""
-        self._watched = [handle for handle in self._in_flight if self._most is None]
-        for handle in self._watched:
-            if hasattr(handle, "watch"):
-                handle.watch()
-
-    @property
-    def ended_ns(self) -> int | None:
-        """The end of the last transfer on the monotonic clock; None without `watch` or the transport's support."""
-        ends: list[int | None] = [getattr(handle, "ended_ns", None) for handle in self._watched]
-        known = [end for end in ends if end is not None]
-        return max(known) if known and len(known) == len(ends) else None
-
-    def wait(self) -> None:
-        """Return when all have ended: parameters, or this replica's slices, have their values."""
-        while self._in_flight:
-            self._in_flight.popleft().wait()
-            self._start()
-        self._end()
-
-
 def in_memory_order(tensor: Tensor) -> Tensor:
     """The elements of a dense tensor in the order of memory, as a view of one dimension."""
     return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
@@ -382,21 +416,3 @@ def numbers_of(memory: Tensor) -> Tensor:
 def _slice(parameter: nn.Parameter, start: int, stop: int) -> Tensor:
     elements = in_memory_order(parameter)[start:stop]
     return elements.view(()) if parameter.ndim == 0 else elements
-
-
-def _refuse_gaps(name: str, parameter: nn.Parameter) -> None:
-    """Refuse a parameter whose elements do not follow one another in memory.
-
-    Raises:
-        RequestError: some of its elements share memory, or there are gaps.
-    """
-    expected = 1
-    for size, stride in sorted(zip(parameter.shape, parameter.stride(), strict=True), key=lambda pair: pair[1]):
-        if size == 1 or not parameter.numel():
-            continue
-        if stride != expected:
-            raise RequestError(
-                f"parameter '{name}' has strides {tuple(parameter.stride())} for shape {tuple(parameter.shape)}: "
-                "replicas share dense parameters; make it contiguous, or leave shard out"
-            )
-        expected *= size

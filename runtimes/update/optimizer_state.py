@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from ...core.errors import RequestError
-from .buckets import Bucket, Part, in_memory_order
+from .buckets import Bucket, Part, in_memory_order, numbers_of
 from .optimizers import MEMBERS, OptimizerFactory, blank_state
 from .replica_values import gather_values
 from .shards import Shards, narrowed
@@ -64,21 +64,17 @@ class NamedState:
     @property
     def stepped(self) -> dict[str, bool]:
         """For each parameter whether the optimizer has state of it. All replicas that share it call this together."""
-        if self._shards is None:
-            return {name: bool(self._optimizer.state.get(self._parameters[name])) for name in self.names}
-        found = self._of_first_owners(self._shards)
-        return {name: bool(found.get(name)) for name in self.names}
+        states = self._own() if self._shards is None else self._of_first_owners(self._shards)
+        return {name: bool(states.get(name)) for name in self.names}
 
     def read(self) -> State:
         """The state by its flattened names. All replicas that share the optimizer call this together, and get whole
         tensors on the CPU; otherwise tensors are the optimizer's own, where it has any."""
         found: State = {}
-        if self._shards is None:
-            for name, state in self._own().items():
-                blank = state or zeros_of(self._blank(name), self._parameters[name].device)
-                found |= leaves_of(blank, f"state.{name}.")
-        else:
-            found = self._gathered(self._shards)
+        states = self._own() if self._shards is None else self._gathered(self._shards)
+        for name in self.names:
+            device = self._parameters[name].device if self._shards is None else torch.device("cpu")
+            found |= leaves_of(states.get(name) or zeros_of(self._blank(name), device), f"state.{name}.")
         for names, options in zip(self._groups, self._optimizer.state_dict()["param_groups"], strict=True):
             for name in names:
                 found |= {f"param_groups.{name}.{k}": v for k, v in options.items() if k not in MEMBERS}
@@ -168,9 +164,9 @@ class NamedState:
         blank = leaves_of(self._blank(part.name)).get(path)  # a counter may have one element, too
         return not isinstance(blank, Tensor) or blank.shape == part.whole.shape
 
-    def _gathered(self, shards: Shards) -> State:
-        """The state of all replicas by flattened names, with whole tensors."""
-        of_each, own, found = self._of_first_owners(shards), self._own(), State()
+    def _gathered(self, shards: Shards) -> dict[str, State]:
+        """The state of each parameter by path, with whole tensors."""
+        of_each, own = self._of_first_owners(shards), self._own()
         for bucket in shards.buckets:
             states = {name: of_each.get(name, {}) for name in bucket.parameters}
             slices = {pair for held in states.values() for pair in held.items() if isinstance(pair[1], torch.dtype)}
@@ -179,10 +175,7 @@ class NamedState:
                 for name, held in states.items():
                     if isinstance(held.get(path), torch.dtype) and held[path] == dtype:
                         held[path] = _whole(memory, bucket, bucket.parameters[name])
-        for name in self.names:
-            state = of_each.get(name) or zeros_of(self._blank(name), torch.device("cpu"))
-            found |= leaves_of(state, f"state.{name}.")
-        return found
+        return of_each
 
 
 def _all_of(bucket: Bucket, path: str, dtype: torch.dtype, own: Mapping[str, State], shards: Shards) -> Tensor:
@@ -192,7 +185,7 @@ def _all_of(bucket: Bucket, path: str, dtype: torch.dtype, own: Mapping[str, Sta
         value = leaves_of(own.get(part.name, {})).get(path)
         if isinstance(value, Tensor) and value.dtype == dtype and value.shape == part.value.shape:
             part.slice_of(bucket.elements_of(part.whole, memory)).copy_(value.flatten())
-    shards.sharing.replicas().all_gather(torch.view_as_real(memory) if memory.is_complex() else memory).wait()
+    shards.sharing.replicas().all_gather(numbers_of(memory)).wait()
     return memory
 
 

@@ -43,8 +43,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...backends.contract import Backend
 from ...core.policies.sharding import bucket_bytes
-from .buckets import BUCKET_BYTES, Bucket, Part, Sharing, Slots, Transfer, Transfers, divided, in_memory_order
-from .gradient_sinks import GradientSink
+from .buckets import BUCKET_BYTES, Bucket, GradientSink, Part, Sharing, Slots, Transfers, divided, in_memory_order
 from .shared_parameters import SharedParameters
 
 IN_FLIGHT = 2
@@ -84,8 +83,7 @@ class Shards:
         frozen: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self.sharing = sharing
-        self.names = {parameter: name for name, parameter in parameters.items()}
-        size = bucket_bytes(sum(p.nbytes for p in self.names)) if sharing.gradients else BUCKET_BYTES
+        size = bucket_bytes(sum(p.nbytes for p in parameters.values())) if sharing.gradients else BUCKET_BYTES
         size = min(size, COPIED_BYTES) if sharing.parameters else size
         place = {name: at for at, name in enumerate(sharing.order)} if sharing.gradients else {}
         order = sorted(parameters, key=lambda name: place.get(name, len(place)))
@@ -94,17 +92,18 @@ class Shards:
         groups = [[n for n in together if n not in apart], [n for n in together if n in apart]]
         groups += [[name] for name in order if name in sharing.tied]
         of_each = [bucket for names in groups for bucket in divided({n: parameters[n] for n in names}, size)]
-        self.buckets = [Bucket(bucket, sharing) for bucket in of_each]
         # A bucket is complete with the last of its gradients.
-        self.buckets.sort(key=lambda bucket: max(place.get(name, len(place)) for name in bucket.parameters))
-        self.parts = {part.name: part for bucket in self.buckets for part in bucket.parts}
+        of_each.sort(key=lambda bucket: max(place.get(name, len(place)) for name in bucket))
+        self.buckets: list[Bucket] = []
+        self.names: dict[nn.Parameter, str] = {}
+        self.parts: dict[str, Part] = {}
         self.members: list[list[str]] = []
-        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters.values()}
+        self._bucket_of: dict[nn.Parameter, Bucket] = {}
         self.slots = (sharing.slots or Slots()) if sharing.gradients else None
-        if self.slots is not None:
-            self.slots.grow(self.buckets)
+        for bucket in of_each:
+            self._hold(Bucket(bucket, sharing))
         self._filling: dict[Bucket, _Filling] = {}
-        self._sums = deque[Transfer]()
+        self._sums = deque[Transfers]()
         self._next = 0
         self._left: dict[Bucket, int] = {}
         self._summed: set[Bucket] = set()
@@ -124,12 +123,15 @@ class Shards:
         bucket = Bucket({name: parameter}, self.sharing)
         if self.shared is not None:
             self.shared.move(name, bucket, self.sharing.replicas())
-        self.names[parameter] = name
+        self._hold(bucket)
+
+    def _hold(self, bucket: Bucket) -> None:
         self.buckets.append(bucket)
-        self._bucket_of[parameter] = bucket
         self.parts |= {part.name: part for part in bucket.parts}
+        for name, parameter in bucket.parameters.items():
+            self.names[parameter], self._bucket_of[parameter] = name, bucket
         if self.slots is not None:
-            self.slots.grow([bucket])
+            self.slots.grow(bucket)
 
     @property
     def device(self) -> torch.device:
@@ -207,8 +209,8 @@ class Shards:
             elif parameter not in has:
                 place.zero_()
         bucket.clear_padding(memory)
-        handle = bucket.reduce(self.sharing.replicas(), memory)
-        self._sums.append(self.slots.transfer(slot, handle, partial(self._add_part, bucket, memory)))
+        start = partial(bucket.reduce, self.sharing.replicas(), memory)
+        self._sums.append(self.slots.transfer(slot, start, partial(self._add_part, bucket, memory)))
         self._next += 1
 
     def _add_part(self, bucket: Bucket, memory: Tensor) -> None:
@@ -274,12 +276,12 @@ class Shards:
             part.value.grad = None  # its memory is overwritten, or its sums are used up
         replicas, slots = self.sharing.replicas(), self.slots
 
-        def start(bucket: Bucket) -> Transfer:
+        def start(bucket: Bucket) -> Transfers:
             slot = None if slots is None else slots.take()
             memory = bucket.memory if slot is None else bucket.memory_in(slot)
             assert memory is not None
-            handle, end = bucket.gather(replicas, memory), partial(bucket.assign, memory)
-            return Transfer(handle, end) if slots is None or slot is None else slots.transfer(slot, handle, end)
+            gather, end = partial(bucket.gather, replicas, memory), partial(bucket.assign, memory)
+            return Transfers([gather], end=end) if slots is None or slot is None else slots.transfer(slot, gather, end)
 
         return Transfers([partial(start, bucket) for bucket in self.buckets], self.bytes)
 

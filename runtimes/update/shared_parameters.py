@@ -24,7 +24,7 @@ from ...backends.contract import Backend
 from ...core.errors import RequestError
 from ..weights.places import allocate, deallocate
 from ..weights.remote_tensors import make_remote
-from .buckets import Bucket, Transfer, Transfers, in_memory_order
+from .buckets import Bucket, Transfers, in_memory_order
 
 HOLDERS = "the replicas, each of which has a part between steps"
 
@@ -44,7 +44,6 @@ class SharedParameters:
         self.buckets = list(buckets)
         self._names = {p: name for bucket in buckets for name, p in bucket.parameters.items()}
         self._classes = {parameter: type(parameter) for parameter in self._names}
-        self._wholes: dict[Bucket, Tensor] = {}
         self.memory_of: dict[nn.Parameter, Tensor] = {}
         self._views: dict[nn.Parameter, Tensor] = {}
 
@@ -63,18 +62,22 @@ class SharedParameters:
         for bucket in self.buckets if not self.memory_of else ():
             for parameter in bucket.parameters.values():
                 count = parameter.numel()
-                memory = bucket.empty(bucket.elements if bucket.is_single else count).zero_()
+                memory = bucket.empty(bucket.elements if len(bucket.parameters) == 1 else count).zero_()
                 if parameter.untyped_storage().nbytes() > 0:
                     memory[:count].copy_(in_memory_order(parameter))
                 parameter.data = memory.as_strided(parameter.shape, parameter.stride())
                 self.memory_of[parameter], self._views[parameter] = memory, parameter.data
-                if bucket.is_single:
-                    self._wholes[bucket] = memory
+
+    def _memory_of_all(self, bucket: Bucket) -> Tensor | None:
+        """The memory of the parameter that is a bucket alone; None for others, which are copied."""
+        first, *others = (self.memory_of[parameter] for parameter in bucket.parameters.values())
+        return first if not others and len(first) == bucket.elements else None
 
     def keep_parts(self) -> None:
         """Take this replica's part of the whole parameters, and free these."""
         for bucket in self.buckets:
-            _set_own(bucket, self._wholes[bucket] if bucket in self._wholes else _joined(bucket))
+            whole = self._memory_of_all(bucket)
+            _set_own(bucket, _joined(bucket) if whole is None else whole)
         self.divided = True
         self.free()
 
@@ -93,8 +96,6 @@ class SharedParameters:
         before.parameters = {n: p for n, p in before.parameters.items() if n != name}
         if not before.parameters:
             self.buckets.remove(before)
-        if before in self._wholes:
-            self._wholes[bucket] = self._wholes.pop(before)
 
     def free(self) -> None:
         """Free the whole parameters, if this replica has its parts, and if no all-gather still writes to them.
@@ -160,22 +161,24 @@ class SharedParameters:
     def gather(self, replicas: Backend) -> Transfers:
         """Start to gather the whole parameters, unless the model has them.
 
-        They are written through views that do not share their versions: autograd compares versions where a part of the
-        step stays Python, and the values are those of its forward.
+        They are written to their memory, which does not share its version with them: autograd compares versions where a
+        part of the step stays Python, and the values are those of its forward.
         """
         if self.lent:
-            return Transfers([], 0)
+            return Transfers([])
         self._in_flight = bool(self.buckets)
         if self.divided:
             self.hold()
 
-        def start(bucket: Bucket) -> Transfer:
-            own = self._wholes.get(bucket) if self.divided else None
+        def start(bucket: Bucket) -> Transfers:
+            own = self._memory_of_all(bucket) if self.divided else None
             whole = bucket.empty() if own is None else own
-            return Transfer(
-                bucket.gather(replicas, whole),
-                partial(bucket.assign, whole, self._views) if self.divided and own is None else lambda: None,
-            )
+
+            def copy() -> None:
+                for parameter in bucket.parameters.values() if self.divided and own is None else ():
+                    self.memory_of[parameter].copy_(bucket.elements_of(parameter, whole))
+
+            return Transfers([partial(bucket.gather, replicas, whole)], end=copy)
 
         def end() -> None:
             self._in_flight = False

@@ -12,8 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...backends.contract import Backend
 from ..devices.compute import compute_device
 from ..launch.team import Team
-from .buckets import Bucket, Sharing, Transfers, buckets_of
-from .gradient_sinks import GradientSink
+from .buckets import Bucket, GradientSink, Sharing, Transfers, divided
 from .optimizer_state import NamedState
 from .optimizers import (
     OptimizerFactory,
@@ -166,11 +165,11 @@ class StageState:
 
         Split parameters are summed over the replicas that have the same parts, if there are any.
         """
-        split = {name: p for name, p in self.parameters.items() if name in self.split}
-        whole = {name: p for name, p in self.parameters.items() if name not in self.split}
-        found: list[tuple[Bucket, Backend | None]] = [(bucket, None) for bucket in buckets_of(whole)]
+        apart = {name: p for name, p in self.trained.items() if name in self.split}
+        whole = {name: p for name, p in self.trained.items() if name not in self.split}
+        found: list[tuple[Bucket, Backend | None]] = [(Bucket(held), None) for held in divided(whole)]
         if self._same_parts is not None:
-            found += [(bucket, self._same_parts) for bucket in buckets_of(split)]
+            found += [(Bucket(held), self._same_parts) for held in divided(apart)]
         return found
 
     def copies(self, name: str, replicas: int) -> int:
@@ -287,21 +286,16 @@ class StageState:
         if self.optimizer is not None:
             if self.sharing is not None:
                 self.shards.follow()
-            if found_inf is None:
-                self.optimizer.step()
-            else:
-                _step_unless(self.optimizer, found_inf)
+            optimizer: Any = self.optimizer
+            if found_inf is not None:  # the attributes that GradScaler.step sets for unscaled gradients
+                optimizer.grad_scale, optimizer.found_inf = None, found_inf
+            try:
+                optimizer.step()
+            finally:
+                if found_inf is not None:
+                    del optimizer.grad_scale, optimizer.found_inf
         if self.scheduler is not None:
             self.scheduler.step()
-
-
-def _step_unless(optimizer: Any, found_inf: Tensor) -> None:
-    """Step with the attributes that ``torch.amp.GradScaler.step`` sets on an optimizer with unscaled gradients."""
-    optimizer.grad_scale, optimizer.found_inf = None, found_inf
-    try:
-        optimizer.step()
-    finally:
-        del optimizer.grad_scale, optimizer.found_inf
 
 
 def make_optimizers(

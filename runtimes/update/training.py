@@ -114,8 +114,13 @@ class Training(Update):
             raise RequestError(
                 "Update(scheduler=) is given without optimizer=: a scheduler needs an optimizer; give both"
             )
-        if self._scales:
-            check_scaled(model.named_parameters())
+        for name, parameter in model.named_parameters() if self._scales else ():
+            if parameter.requires_grad and (parameter.dtype is torch.float16 or parameter.is_complex()):
+                dtype = str(parameter.dtype).removeprefix("torch.")
+                raise RequestError(
+                    f"parameter '{name}' is {dtype}: with a scaler parameters and their gradients are float32, float64 "
+                    "or bfloat16; call model.float() and compute in float16 under torch.autocast, or leave scaler out"
+                )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -149,18 +154,3 @@ def unscale(parameters: Iterable[nn.Parameter], factor: Tensor | float, where: t
         if dtype is torch.float64:  # the factor above is a float32: exact for the scale alone, and not for weights
             torch._foreach_mul_(gradients, factor / inverse.double())
     return overflow
-
-
-def check_scaled(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Refuse parameters whose gradients cannot be unscaled.
-
-    Raises:
-        RequestError: a trained parameter is float16 or complex.
-    """
-    for name, parameter in parameters:
-        if parameter.requires_grad and (parameter.dtype is torch.float16 or parameter.is_complex()):
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            raise RequestError(
-                f"parameter '{name}' is {dtype}: with a scaler parameters and their gradients are float32, float64 or "
-                "bfloat16; call model.float() and compute in float16 under torch.autocast, or leave scaler out"
-            )

@@ -130,11 +130,6 @@ class NormParameters:
         return total
 
 
-def clipping_factor(norm: Tensor, most: float) -> Tensor:
-    """What gradients are multiplied by so that their norm is at most this, as in ``clip_grads_with_norm_`` of torch."""
-    return torch.clamp(most / (norm + _EPSILON), max=1.0)
-
-
 @define(eq=False)
 class Update:
     """One device's part of the update.
@@ -215,6 +210,8 @@ class Update:
             self._norms = table[2:]
             norm = self.norm_parameters.global_norm(self._norms)
             self.norm = norm * self._factor(norm.dtype)
+            if scale is None and self.needs_finite_norm:
+                self._overflows = (~self.norm.isfinite()).double()
 
     def _factor(self, dtype: torch.dtype) -> Tensor | float:
         """The factor on the gradients before clipping: a number, or a scalar on their device."""
@@ -235,15 +232,11 @@ class Update:
         Raises:
             RequestError: the loss was not scaled by the same number everywhere.
         """
-        if self._scale is None and self.needs_finite_norm and self.norm is not None:
-            if self._overflow is None:
-                self._overflow = not bool(self.norm.isfinite())
-            return self._overflow
-        if self._scale is None or self._overflows is None:
+        if self._overflows is None:
             return False
         if self._overflow is None:
             overflows, *totals = torch.stack([self._overflows, *(total for total, _ in self._scales)]).tolist()
-            for total, (_, members) in zip(totals, self._scales, strict=True):
+            for total, (_, members) in zip(totals, self._scales, strict=True) if self._scale is not None else ():
                 if total != members * self._scale and not math.isnan(self._scale):
                     raise RequestError(
                         f"the loss is scaled by {self._scale:g} on this rank, and {members} ranks have the mean "
@@ -276,10 +269,10 @@ class Update:
         if self._refused:
             return
         if self.norm is not None and self.clip_norm is not None:
-            clipping, held = clipping_factor(self.norm, self.clip_norm), state.gradients
+            clipping, held = torch.clamp(self.clip_norm / (self.norm + _EPSILON), max=1.0), state.gradients
             if held:
                 torch._foreach_mul_(held, (clipping * self._factor(clipping.dtype)).to(held[0].device))
-        if self._overflows is not None and state.handles_found_inf:
+        if self._scale is not None and self._overflows is not None and state.handles_found_inf:
             state.step((self._overflows > 0).float())
         elif not self.overflow:
             state.step()

@@ -10,7 +10,6 @@ module has at most one piece in memory, and needs addresses for the file once.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.errors import RequestError, in_a_line
 from ...core.files.json_reader import parse_json
@@ -26,7 +25,9 @@ from ...core.files.read import file_below, open_regular, read_text
 from ...core.files.write import replace_file
 from ...core.wording import first_of
 from ..flat_bytes import flat_bytes
+from ..launch.team import Team
 from ..watch.activity import HERE
+from .places import places, tensor_at
 
 _PIECE_BYTES = 8 << 20
 _LONGEST_NAME = 1024
@@ -54,88 +55,74 @@ class Entry:
         start: of its bytes in the file.
     """
 
-    file: "TensorFile"
+    path: Path
+    name: str
     stored_as: str
     dtype: torch.dtype | None
     shape: tuple[int, ...]
     start: int
 
-    @property
-    def place(self) -> tuple[str, int]:
-        """The order in which files are read best."""
-        return str(self.file.path), self.start
-
-
-class TensorFile:
-    """A safetensors file, open for reading by name. Only its header is in memory.
-
-    Attributes:
-        entries: name → the tensor's location, in the order of the file.
-
-    Raises:
-        RequestError: it cannot be read, is of another kind, or is damaged.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with open_regular(path) as file:  # the library would wait for the writer of a pipe
-            size, head = os.fstat(file.fileno()).st_size, file.read(8)
-        if head.startswith(
-            (b"PK\3\4", b"\x80\2\x8a\n")
-        ):  # zip, and before torch 1.6 a pickle that begins with a number
-            raise _written_by_torch_save(path)
-        try:
-            self.entries = self._read_entries(8 + int.from_bytes(head, "little"), size)
-        except (SafetensorError, OSError, MemoryError, ValueError) as error:
-            reason = "ulimit -v is below its size" if isinstance(error, MemoryError) else in_a_line(error)[:300]
-            raise RequestError(
-                f"'{path}', of {size} bytes, is not a whole safetensors file ({reason}): copy it again, or write one "
-                "with safetensors.torch.save_file"
-            ) from None
-
-    def _read_entries(self, start: int, size: int) -> dict[str, Entry]:
-        """The entries; ``start`` is where the values begin, which are in order and without gaps."""
-        found = {}
-        with safe_open(self.path, framework="numpy") as file:  # that of torch maps the file a second time
-            for name in file.offset_keys():
-                kept = file.get_slice(name)
-                stored_as, shape = kept.get_dtype(), tuple(kept.get_shape())
-                found[name] = Entry(self, stored_as, DTYPES.get(stored_as), shape, start)
-                if len(name) > _LONGEST_NAME or not name.isprintable() or len(shape) > _MOST_DIMENSIONS:
-                    raise ValueError("a tensor's name is too long or cannot be printed, or it has too many dimensions")
-                start += prod(shape) * _BITS.get(stored_as, 8) // 8
-        if start != size:
-            raise ValueError("it has a dtype of an unknown size")
-        return found
-
-    def read_into(self, name: str, tensor: Tensor) -> None:
+    def read_into(self, tensor: Tensor) -> None:
         """Overwrite a tensor of the same shape; floating numbers are converted to its dtype."""
-        entry = self.entries[name]
         if not tensor.is_contiguous():
             whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-            self.read_into(name, whole)
+            self.read_into(whole)
             tensor.copy_(whole)
             return
-        target, dtype = tensor.reshape(-1), DTYPES[entry.stored_as]
+        dtype = DTYPES[self.stored_as]
+        target = tensor.reshape(-1) if self.dtype == dtype else flat_bytes(tensor)
         piece = torch.empty(min(_PIECE_BYTES // dtype.itemsize, target.numel()), dtype=dtype)
         with open_regular(self.path) as file:
-            file.seek(entry.start)
+            file.seek(self.start)
             for first in range(0, target.numel(), max(len(piece), 1)):
-                HERE.doing(f"reading '{name}'")
+                HERE.doing(f"reading '{self.name}'")
                 part = piece[: target.numel() - first]
                 if file.readinto(_bytes(flat_bytes(part))) != part.nbytes:
                     raise RequestError(f"'{self.path}' is truncated since it was opened: copy it again")
                 target[first : first + len(part)].copy_(part)
 
 
-def _written_by_torch_save(path: Path) -> RequestError:
-    name = path.with_suffix(".safetensors").name
-    return RequestError(
-        f"'{path}' was written by torch.save, and Run(weights=) reads safetensors, which hold data alone: load it into "
-        f"the model before, model.load_state_dict(torch.load('{path}', weights_only=True)), or convert it once, "
-        f"safetensors.torch.save_file(torch.load('{path}', weights_only=True), '{name}'); if the file has more "
-        "than the weights, select them, such as torch.load(…)['model'] or torch.load(…)['state_dict']"
-    )
+def entries_of(path: Path) -> dict[str, Entry]:
+    """The tensors of a safetensors file by name, in the order of the file. Only its header is read.
+
+    Raises:
+        RequestError: it cannot be read, is of another kind, or is damaged.
+    """
+    with open_regular(path) as file:  # the library would wait for the writer of a pipe
+        size, head = os.fstat(file.fileno()).st_size, file.read(8)
+    if head.startswith((b"PK\3\4", b"\x80\2\x8a\n")):  # zip, or a pickle of a number before torch 1.6
+        raise RequestError(
+            f"'{path}' was written by torch.save, and Run(weights=) reads safetensors, which hold data alone: load it "
+            f"into the model before, model.load_state_dict(torch.load('{path}', weights_only=True)), or convert it "
+            f"once, safetensors.torch.save_file(torch.load('{path}', weights_only=True), "
+            f"'{path.with_suffix('.safetensors').name}'); if the file has more than the weights, select them, such as "
+            "torch.load(…)['model'] or torch.load(…)['state_dict']"
+        )
+    found, start = dict[str, Entry](), 8 + int.from_bytes(head, "little")
+    try:
+        with safe_open(path, framework="numpy") as tensors:  # that of torch maps the file a second time
+            for name in tensors.offset_keys():  # their values are in this order, without gaps
+                kept = tensors.get_slice(name)
+                stored_as, shape = kept.get_dtype(), tuple(kept.get_shape())
+                found[name] = Entry(path, name, stored_as, DTYPES.get(stored_as), shape, start)
+                if len(name) > _LONGEST_NAME or not name.isprintable() or len(shape) > _MOST_DIMENSIONS:
+                    raise ValueError("a tensor's name is too long or cannot be printed, or it has too many dimensions")
+                start += prod(shape) * _BITS.get(stored_as, 8) // 8
+        if start != size:
+            raise ValueError("it has a dtype of an unknown size")
+    except (SafetensorError, OSError, MemoryError, ValueError) as error:
+        reason = "ulimit -v is below its size" if isinstance(error, MemoryError) else in_a_line(error)[:300]
+        raise RequestError(
+            f"'{path}', of {size} bytes, is not a whole safetensors file ({reason}): copy it again, or write one "
+            "with safetensors.torch.save_file"
+        ) from None
+    return found
+
+
+def read_tensors(entries: Mapping[str, Entry], into: Mapping[str, Tensor]) -> None:
+    """Overwrite tensors with stored ones of the same names, in the order of the files' bytes."""
+    for name in sorted(into, key=lambda name: (str(entries[name].path), entries[name].start)):
+        entries[name].read_into(into[name])
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
@@ -147,12 +134,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     Raises:
         RequestError: the format has no name for a dtype, or the file cannot be written.
     """
-    write_whole(path, [file_head(tensors)], file_pieces(tensors))
+    write_whole(path, file_pieces(tensors))
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors.values())
 
 
-def file_head(tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a safetensors file before the values of its tensors.
+def file_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file in pieces of some MB: its header, and the values of the tensors in their order.
 
     Raises:
         RequestError: the format has no name for a dtype.
@@ -166,31 +153,24 @@ def file_head(tensors: Mapping[str, Tensor]) -> bytes:
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # readers that map the file need aligned tensors
-    return len(text).to_bytes(8, "little") + text
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+        step = _PIECE_BYTES // tensor.dtype.itemsize
+        for first in range(0, flat.numel(), step):
+            yield _bytes(flat_bytes(flat[first : first + step].cpu()))
 
 
-def file_pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-    """The values of tensors in the order of their file, in pieces of some MB."""
-    return (piece for tensor in tensors.values() for piece in _pieces(tensor))
-
-
-def write_whole(path: Path, head: Iterable[bytes], rest: Iterable[memoryview] = ()) -> None:
+def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a file under a temporary name in the same folder, then rename it, so that no reader sees a part of it.
 
     Raises:
         RequestError: it cannot be written.
     """
     try:
-        replace_file(path, chain(head, rest), durable=True)
+        replace_file(path, pieces, durable=True)
     except OSError as error:
         raise RequestError(f"cannot write '{path}': {error.strerror}; give another folder") from None
-
-
-def _pieces(tensor: Tensor) -> Iterable[memoryview]:
-    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    step = _PIECE_BYTES // tensor.dtype.itemsize
-    for first in range(0, flat.numel(), step):
-        yield _bytes(flat_bytes(flat[first : first + step].cpu()))
 
 
 def _bytes(flat: Tensor) -> memoryview:
@@ -215,7 +195,7 @@ class Checkpoint:
 
     def __init__(self, path: str | Path) -> None:
         self.path = _entry_point(Path(path))
-        self._entries = _indexed(self.path) if self.path.suffix == ".json" else TensorFile(self.path).entries
+        self._entries = _indexed(self.path) if self.path.suffix == ".json" else entries_of(self.path)
         self._without_wrappers = {without_wrappers(name): name for name in self._entries}
 
     def find(self, names: Iterable[str]) -> str | None:
@@ -227,7 +207,7 @@ class Checkpoint:
     def check(self, name: str, kind: str, tensor: Tensor) -> None:
         """Refuse a tensor of another shape or another kind of dtype than the model's."""
         entry = self._entries[name]
-        where = entry.file.path
+        where = entry.path
         if entry.shape != tuple(tensor.shape):
             raise RequestError(
                 f"{kind} '{name}' has shape {entry.shape} in '{where}' and {tuple(tensor.shape)} in the model: they "
@@ -240,9 +220,8 @@ class Checkpoint:
             )
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite tensors with those of the checkpoint, in the order of the files' bytes."""
-        for name in sorted(tensors, key=lambda name: self._entries[name].place):
-            self._entries[name].file.read_into(name, tensors[name])
+        """Overwrite tensors with those of the checkpoint."""
+        read_tensors(self._entries, tensors)
 
     def lacking(self, missing: Sequence[str], wanted: int) -> RequestError:
         """The error for parameters that the checkpoint does not have."""
@@ -287,7 +266,7 @@ def _indexed(index: Path) -> dict[str, Entry]:
             f"'{index}' is not the index of a checkpoint: it is JSON with a 'weight_map' of names to files; "
             "give model.safetensors.index.json or the folder it is in"
         )
-    opened: dict[str, TensorFile] = {}
+    opened: dict[str, dict[str, Entry]] = {}
     for name, file in pairs.items():
         if file not in opened:
             part = file_below(index.parent, file, index, also=_blobs(index))
@@ -296,13 +275,13 @@ def _indexed(index: Path) -> dict[str, Entry]:
                     f"'{index}' names '{file}', which is not in its folder: an index and its files must be in one "
                     "folder; copy the file there"
                 )
-            opened[file] = TensorFile(part)
-        if name not in opened[file].entries:
+            opened[file] = entries_of(part)
+        if name not in opened[file]:
             raise RequestError(
                 f"'{index}' says that '{name}' is in '{file}', but that file does not have it: index and files are of "
                 "different checkpoints; copy both again"
             )
-    return {name: opened[file].entries[name] for name, file in pairs.items()}
+    return {name: opened[file][name] for name, file in pairs.items()}
 
 
 def _blobs(index: Path) -> Path | None:
@@ -326,3 +305,55 @@ def _prefix_advice(missing: Sequence[str], names: Iterable[str]) -> str:
         if all(name.removeprefix(prefix) in there for name in missing):
             return f"it has them without '{prefix}': give the module with these names, or rename them there"
     return ""
+
+
+def save_checkpoint(folder: Path, model: nn.Module, team: Team, frozen: bool = True) -> None:
+    """Write the weights of all processes as one checkpoint.
+
+    1. The processes exchange the names of their tensors; the first that has a tensor writes it.
+    2. Each writes its file under a temporary name and renames it.
+    3. After that, the first process writes the index.
+
+    Args:
+        frozen: whether tensors without ``requires_grad`` are written.
+
+    Raises:
+        RequestError: something cannot be written; on every rank.
+    """
+    here = {name: tensor for name, tensor in savable(model).items() if frozen or tensor.requires_grad}
+    splits = {name: team.tensors.split_of(name, tuple(tensor.shape)) for name, tensor in sorted(here.items())}
+    whole = {name: team.tensors.gather(here[name], split) for name, split in splits.items() if split is not None}
+    here = {name: whole.get(name, tensor) for name, tensor in here.items()}
+    exchange, writers = team.exchange(), team.size // len(team.local)
+    earlier = {name for names in exchange.gather(list(here))[: exchange.number] for name in names}
+    mine = {name: tensor for name, tensor in here.items() if name not in earlier}
+    failure: RequestError | None = None
+    part: tuple[str, int, list[str]] | None = None  # name of a file, bytes of its tensors, and their names
+    if exchange.number < writers:
+        file = f"model-{exchange.number + 1:05d}-of-{writers:05d}.safetensors"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / SINGLE).exists():
+                raise RequestError(
+                    f"'{folder}' has a {SINGLE}, which readers would read instead of the new files: give another folder"
+                )
+            part = file, write_tensors(folder / file, mine), list(mine)
+        except OSError as error:
+            failure = RequestError(f"cannot create folder '{folder}': {error.strerror}; give another")
+        except RequestError as error:
+            failure = error
+    team.agree(failure)
+    parts = [found for found in exchange.gather(part) if found is not None]
+    where = {name: file for file, _, names in parts for name in names}
+    index = {"metadata": {"total_size": sum(size for _, size, _ in parts)}, "weight_map": dict(sorted(where.items()))}
+    team.decide(lambda: write_whole(folder / INDEX, [json.dumps(index, indent=2).encode()]))
+
+
+def savable(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers with data in this process, each under its first persistent name."""
+    found = {}
+    for held in places(model).values():
+        saved = [place for place in held if place.persistent]
+        if saved and not tensor_at(held[0]).is_meta:
+            found[saved[0].name] = tensor_at(held[0])
+    return found

@@ -8,7 +8,7 @@ import pytest
 import torch
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.weights import checkpoint
-from panpipe.runtimes.weights.checkpoint import TensorFile, write_tensors, write_whole
+from panpipe.runtimes.weights.checkpoint import entries_of, write_tensors, write_whole
 from safetensors.torch import load_file, save_file
 
 TENSORS = {
@@ -25,11 +25,11 @@ def test_file_is_what_the_library_reads_and_the_other_way_round(tmp_path):
     assert torch.equal(read.pop("turned"), TENSORS["weight"].t())
     save_file({name: tensor.contiguous() for name, tensor in TENSORS.items()}, theirs)
     for path, found in ((mine, read), (theirs, {})):
-        file = TensorFile(path)
+        file = entries_of(path)
         for name, tensor in TENSORS.items():
             found[name] = torch.empty_like(tensor)
-            file.read_into(name, found[name])
-            assert file.entries[name].shape == tuple(tensor.shape)
+            file[name].read_into(found[name])
+            assert file[name].shape == tuple(tensor.shape)
         assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -39,7 +39,7 @@ def test_tensors_are_read_in_pieces_into_any_layout_and_converted(tmp_path, monk
     path = tmp_path / "one.safetensors"
     write_tensors(path, {"weight": TENSORS["weight"]})
     turned = torch.empty(4, 3, dtype=torch.float64).t()
-    TensorFile(path).read_into("weight", turned)
+    entries_of(path)["weight"].read_into(turned)
     assert turned.tolist() == TENSORS["weight"].tolist()
 
 
@@ -50,7 +50,7 @@ def test_dtype_without_a_name_and_a_folder_that_is_none_are_refused(tmp_path):
     with pytest.raises(RequestError, match=r"cannot write .* give another folder"):
         write_whole(tmp_path / "none" / "file", [b"x"])
     with pytest.raises(RequestError, match=r"cannot read .*none': No such file"):
-        TensorFile(tmp_path / "none")
+        entries_of(tmp_path / "none")
 
 
 def test_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path):
@@ -92,7 +92,7 @@ def spec(start, end, dtype="F32", shape=(4,)):
 )  # fmt: skip
 def test_damaged_file_is_refused_in_one_line(tmp_path, given):
     with pytest.raises(RequestError, match=r"is not a whole safetensors file \(.*\): copy it again") as error:
-        TensorFile(damaged(tmp_path, **given))
+        entries_of(damaged(tmp_path, **given))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 600
 
@@ -105,11 +105,11 @@ def test_a_small_limit_on_data_does_not_matter(tmp_path):
 import resource
 import pathlib
 import torch
-from panpipe.runtimes.weights.checkpoint import TensorFile
+from panpipe.runtimes.weights.checkpoint import entries_of
 tensor = torch.empty(16 << 20)
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
 resource.setrlimit(resource.RLIMIT_DATA, ((used << 10) + (32 << 20),) * 2)
-TensorFile(pathlib.Path({str(path)!r})).read_into("large", tensor)
+entries_of(pathlib.Path({str(path)!r}))["large"].read_into(tensor)
 assert tensor.sum() == 16 << 20
 """
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -118,10 +118,10 @@ assert tensor.sum() == 16 << 20
 def test_file_that_is_cut_off_after_it_was_opened_is_refused(tmp_path):
     path = tmp_path / "one.safetensors"
     write_tensors(path, {"weight": TENSORS["weight"]})
-    file = TensorFile(path)
+    file = entries_of(path)
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(RequestError, match="is truncated"):
-        file.read_into("weight", torch.empty(3, 4))
+        file["weight"].read_into(torch.empty(3, 4))
 
 
 def test_file_whose_header_has_640_bytes_is_no_pickle(tmp_path):
@@ -129,4 +129,4 @@ def test_file_whose_header_has_640_bytes_is_no_pickle(tmp_path):
     path = tmp_path / "one.safetensors"
     write_tensors(path, {"t" * 547: TENSORS["weight"]})
     assert path.read_bytes()[:2] == b"\x80\2"
-    assert TensorFile(path).entries.keys() == {"t" * 547}
+    assert entries_of(path).keys() == {"t" * 547}
