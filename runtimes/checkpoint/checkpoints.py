@@ -1,6 +1,6 @@
 """Checkpoints of a pipeline: writing them, also in the background, and resuming from them.
 
-    state_dict ──▶ parts ──▶ files of each process ──▶ manifest                     `state_parts`, `writing`
+    state_dict ──▶ parts ──▶ files of each process ──▶ manifest                     `reading`, `writing`
     folder ──▶ manifest and hashes ──▶ do they fit? ──▶ all ranks agree ──▶ tensors   `manifest`, `reading`
 
 Their contents are defined in `training_state`. While training goes on, a copy of the state in the host's memory is
@@ -29,8 +29,7 @@ from ..training.local_stages import LocalStages
 from ..training.state import PROGRESS, PipelineState
 from ..watch.process import failure_at_exit
 from .manifest import DCP_METADATA, cannot_write
-from .reading import CheckpointReader, gathered, narrowed
-from .state_parts import Parts, parts_of, state_of
+from .reading import CheckpointReader, Parts, gathered, narrowed, parts_of, state_of
 from .training_state import TrainingState, fitted
 from .writing import Save, begin_save, split_number
 

@@ -1,4 +1,10 @@
-"""Reading a checkpoint: its files are checked against the manifest first, and then read into tensors of a pipeline.
+"""The state of training as named parts, and reading them from a checkpoint.
+
+    {"model": {"w": tensor}, "progress": {"steps": 3}}   ──▶   tensors  model.w           items  progress.steps
+
+Tensors are in safetensors files, items in the manifest. A dtype that safetensors does not have is stored as bytes, with
+a last dimension of its item size. Files are checked against the manifest first, and then read into tensors of a
+pipeline.
 
 Where ranks share stages, parts are joined to whole tensors for writing, and cut again for reading, so that training can
 resume over another number of them; ``state_dict`` and ``load_state_dict`` do the same without files::
@@ -6,9 +12,10 @@ resume over another number of them; ``state_dict`` and ``load_state_dict`` do th
     part of each rank ──gather──▶ whole ──▶ files          files ──▶ whole ──narrow──▶ part of this rank
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import define, evolve, field
@@ -16,9 +23,92 @@ from torch import Tensor
 
 from ...core.errors import PanpipeError, RequestError, in_a_line
 from ..launch.rank_tensors import RankTensors, Split
+from ..update.optimizer_state import leaves_of
 from ..weights.checkpoint import Entry, entries_of, read_tensors
 from .manifest import ANOTHER, FOREIGN, Manifest, check_listing, read_manifest, read_record
-from .state_parts import Parts
+
+_SECTIONS = ("model", "optimizer", "stepped", "progress")
+_AVERAGES = "ema"
+
+
+@define
+class Parts:
+    """The parts of a state, by name.
+
+    Args:
+        tensors: parameters, buffers, the optimizer's state, averages.
+        items: everything else: plain data.
+    """
+
+    tensors: dict[str, Tensor] = field(factory=dict)
+    items: dict[str, Any] = field(factory=dict)
+
+    def add(self, section: str, values: Mapping[str, Any]) -> None:
+        """Add the parts of a section. An option that is a tensor, such as a learning rate, is an item: other stages
+        have it, too."""
+        for name, value in values.items():
+            held = isinstance(value, Tensor) and not name.startswith("param_groups.")
+            (self.tensors if held else self.items)[f"{section}.{name}"] = value
+
+    def section(self, section: str) -> dict[str, Any]:
+        """The parts of a section, by their names in it."""
+        start = f"{section}."
+        every = (*self.tensors.items(), *self.items.items())
+        return {name.removeprefix(start): value for name, value in every if name.startswith(start)}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all parts."""
+        return [*self.tensors, *self.items]
+
+    def only(self, names: Iterable[str]) -> "Parts":
+        """The parts of these names alone."""
+        wanted = set(names)
+        return Parts(
+            {name: tensor for name, tensor in self.tensors.items() if name in wanted},
+            {name: item for name, item in self.items.items() if name in wanted},
+        )
+
+
+def parts_of(state: Mapping[str, Any]) -> Parts:
+    """The parts of a nested state from `state_of`; nothing is copied.
+
+    Raises:
+        RequestError: it is no such state.
+    """
+    if not {"model", "progress"} <= set(state):
+        raise RequestError(
+            "this is no state of a pipeline, as pipe.state_dict() returns it: for the weights of a model call "
+            "model.load_state_dict(...) before panpipe.pipeline(...), or give Run(weights=) a safetensors file"
+        )
+    found = Parts(items={section: state[section] for section in ("scheduler", "scaler") if section in state})
+    found.add(_AVERAGES, leaves_of(state.get(_AVERAGES, {})))
+    for section in _SECTIONS:
+        found.add(section, state.get(section, {}))
+    return found
+
+
+def state_of(parts: Parts) -> dict[str, Any]:
+    """The nested state of parts, as users and ``torch.distributed.checkpoint`` get it.
+
+    Raises:
+        ValueError: a name belongs to no section of a state.
+    """
+    found: dict[str, Any] = {section: {} for section in _SECTIONS}
+    for name, value in {**parts.tensors, **parts.items}.items():
+        section, _, rest = name.partition(".")
+        if name in ("scheduler", "scaler"):
+            found[name] = value
+        elif section == _AVERAGES and rest:
+            number, _, inner = rest.partition(".")
+            average = found.setdefault(section, {}).setdefault(number, {"updates": 0, "tensors": {}})
+            held = average if inner == "updates" else average["tensors"]
+            held[inner.removeprefix("tensors.")] = value
+        elif section in _SECTIONS and rest:
+            found[section][rest] = value
+        else:
+            raise ValueError(f"it has '{name[:100]}', which is no part of the state of training")
+    return found
 
 
 @define

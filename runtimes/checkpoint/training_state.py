@@ -33,8 +33,7 @@ from ..update.optimizer_state import leaves_of
 from ..update.stage_state import StageState
 from ..weights import places
 from ..weights.checkpoint import savable, without_wrappers
-from .reading import CheckpointReader
-from .state_parts import Parts
+from .reading import CheckpointReader, Parts
 
 _OTHER_OPTIMIZER = "train with the one that it was written with, or load only its weights, by Run(weights=)"
 _STATE, _OPTIONS = "optimizer.state.", "optimizer.param_groups."

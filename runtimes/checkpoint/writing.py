@@ -12,15 +12,19 @@ A folder has several checkpoints, one folder each, such as ``checkpoints/step-12
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from attrs import frozen
+from torch import Tensor
 
 from ...core.errors import RequestError, refuse_no_bool, refuse_other_kinds, warn_caller
 from ...core.files.write import sync_folder
+from ..flat_bytes import flat_bytes
 from ..launch.team import Exchange
+from ..weights.checkpoint import DTYPES, file_pieces
 from .manifest import (
     DCP_METADATA,
     MANIFEST_NAME,
@@ -32,8 +36,7 @@ from .manifest import (
     read_manifest,
     write_durable,
 )
-from .reading import CheckpointReader
-from .state_parts import Parts, write_tensor_file
+from .reading import CheckpointReader, Parts
 
 _HIDDEN = ".partial-"
 
@@ -143,6 +146,32 @@ class Save:
             f"'{self.folder}' cannot be written: its files were removed meanwhile, or it is not one folder on all "
             "ranks; give one that every rank reads and writes"
         )
+
+
+def write_tensor_file(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileRecord, dict[str, torch.dtype]]:
+    """Write the tensors of one process.
+
+    Returns:
+        The file's size and hash, and the dtypes of tensors that are stored as bytes.
+
+    Raises:
+        OSError: the file cannot be written.
+        RequestError: a tensor cannot be stored.
+    """
+    others = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES.values()}
+    stored = {name: _stored(name, tensor, name in others) for name, tensor in tensors.items()}
+    return write_durable(path, file_pieces(stored)), others
+
+
+def _stored(name: str, tensor: Tensor, as_bytes: bool) -> Tensor:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise RequestError(
+            f"'{name}' is a {tensor.layout} tensor: a checkpoint can store only dense tensors; convert it"
+        )
+    if not as_bytes:
+        return tensor
+    flat = flat_bytes(tensor.detach().resolve_conj().resolve_neg())
+    return flat.reshape(*tensor.shape, tensor.dtype.itemsize)
 
 
 def latest_checkpoint(folder: str | Path, *, verify: bool = False) -> Path | None:

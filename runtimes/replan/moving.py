@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint.state_parts import Parts
+from ..checkpoint.reading import Parts
 from ..launch.team import Team
 from ..training.ownership import held_here
 from ..weights.sources import Weights

@@ -325,23 +325,22 @@ class Bucket:
         """Write zeros to the end of the whole tensor, which no parameter uses."""
         memory[self._count :] = 0
 
-    def collect(self) -> None:
-        """Copy gradients to their places, where they are not there already; a missing one counts as zeros."""
+    def reduce_collected(self, replicas: Backend) -> Handle:
+        """Start to sum the gradients of the parameters, in the bucket's own memory; a missing one counts as zeros.
+
+        They are copied to their places where they are not there already.
+        """
+        assert self.memory is not None
         for parameter, gradient in self.gradients.items():
             if parameter.grad is None:
                 gradient.zero_()
             elif parameter.grad.data_ptr() != gradient.data_ptr():
                 gradient.copy_(parameter.grad)
-        if self._sharing is None and self.memory is not None:
+        if self._sharing is None:
             flags = self.memory[self._count :].fill_(1.0)
             for number, parameter in enumerate(self.gradients):
                 if parameter.grad is None:
                     flags[number].zero_()
-
-    def reduce_collected(self, replicas: Backend) -> Handle:
-        """Start to sum the gradients of the parameters, in the bucket's own memory."""
-        assert self.memory is not None
-        self.collect()
         return self.reduce(replicas, self.memory)
 
     def reduce(self, replicas: Backend, memory: Tensor) -> Handle:

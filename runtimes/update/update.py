@@ -77,18 +77,12 @@ class NormParameters:
     def norms(self, states: Mapping[int, StageState], where: torch.device) -> list[Tensor]:
         """The norm of each gradient of these stages, on their device; 0 for parameters of other devices."""
         elsewhere, absent = (torch.full((), value, dtype=torch.float64, device=where) for value in (0.0, _NO_GRADIENT))
-        found, there, gradients = [elsewhere] * len(self.parameters), list[int](), list[Tensor]()
-        for i, (stage, name, _) in enumerate(self.parameters):
-            if stage in states:
-                held = states[stage].updated.get(name)
-                gradient = None if held is None else held.grad
-                found[i] = absent
-                if gradient is not None:
-                    there.append(i)
-                    gradients.append(gradient)
-        for i, norm in zip(there, torch._foreach_norm(gradients) if there else (), strict=True):
-            found[i] = norm
-        return found
+        updated = {stage: state.updated for stage, state in states.items()}
+        held = [updated.get(stage, {}).get(name) for stage, name, _ in self.parameters]
+        gradients = {i: p.grad for i, p in enumerate(held) if p is not None and p.grad is not None}
+        norms = torch._foreach_norm([*gradients.values()]) if gradients else ()
+        found = dict(zip(gradients, norms, strict=True))
+        return [found.get(i, absent if stage in states else elsewhere) for i, (stage, *_) in enumerate(self.parameters)]
 
     def over_parts(
         self, norms: list[Tensor], found: Tensor, states: Mapping[int, StageState], replicas: Backend

@@ -11,8 +11,7 @@ import torch
 import xxhash
 from panpipe.cli import main
 from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, FileRecord, manifest_bytes
-from panpipe.runtimes.checkpoint.reading import CheckpointReader
-from panpipe.runtimes.checkpoint.state_parts import Parts
+from panpipe.runtimes.checkpoint.reading import CheckpointReader, Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
 from panpipe.runtimes.launch.team import ONE_PROCESS
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import panpipe
 import pytest
 import torch
-from panpipe.runtimes.checkpoint.reading import CheckpointReader
-from panpipe.runtimes.checkpoint.state_parts import Parts
+from panpipe.runtimes.checkpoint.reading import CheckpointReader, Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save, latest_checkpoint
 from panpipe.runtimes.launch.team import ONE_PROCESS
 

@@ -15,9 +15,8 @@ from panpipe.core.errors import RequestError
 from panpipe.runtimes.checkpoint import checkpoints
 from panpipe.runtimes.checkpoint.checkpoints import export_checkpoint
 from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
-from panpipe.runtimes.checkpoint.reading import CheckpointReader
-from panpipe.runtimes.checkpoint.state_parts import Parts, parts_of, write_tensor_file
-from panpipe.runtimes.checkpoint.writing import Save, begin_save, hidden_folder
+from panpipe.runtimes.checkpoint.reading import CheckpointReader, Parts, parts_of
+from panpipe.runtimes.checkpoint.writing import Save, begin_save, hidden_folder, write_tensor_file
 from panpipe.runtimes.launch.team import ONE_PROCESS, Exchange
 
 from ...support.launch import results

@@ -13,8 +13,7 @@ import pytest
 import torch
 import xxhash
 from panpipe.runtimes.checkpoint.manifest import FileRecord, manifest_bytes, read_manifest
-from panpipe.runtimes.checkpoint.reading import CheckpointReader
-from panpipe.runtimes.checkpoint.state_parts import Parts
+from panpipe.runtimes.checkpoint.reading import CheckpointReader, Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save, remove_older
 from panpipe.runtimes.launch.team import ONE_PROCESS
 from panpipe.runtimes.weights.checkpoint import write_tensors
