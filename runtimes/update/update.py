@@ -230,10 +230,11 @@ class Update:
             return False
         if self._overflow is None:
             overflows, *totals = torch.stack([self._overflows, *(total for total, _ in self._scales)]).tolist()
-            for total, (_, members) in zip(totals, self._scales, strict=True) if self._scale is not None else ():
-                if total != members * self._scale and not math.isnan(self._scale):
+            scale = self._scale or 0.0
+            for total, (_, members) in zip(totals, self._scales, strict=True):  # none without loss scaling
+                if total != members * scale and not math.isnan(scale):
                     raise RequestError(
-                        f"the loss is scaled by {self._scale:g} on this rank, and {members} ranks have the mean "
+                        f"the loss is scaled by {scale:g} on this rank, and {members} ranks have the mean "
                         f"{total / members:g}: the scale must be equal on all; load the same state into the scaler of "
                         "every rank"
                     )
