@@ -277,7 +277,9 @@ class Bucket:
         offset = 0
         for name, parameter in parameters.items():
             self._offsets[parameter], size = offset, parameter.numel()
-            if sharing is not None and not torch.ops.aten.is_non_overlapping_and_dense(parameter):
+            with torch._C.DisableTorchFunctionSubclass():  # one without memory now refuses other uses
+                dense = torch.ops.aten.is_non_overlapping_and_dense(parameter)
+            if sharing is not None and not dense:
                 raise RequestError(
                     f"parameter '{name}' has strides {tuple(parameter.stride())} for shape {tuple(parameter.shape)}: "
                     "replicas share dense parameters; make it contiguous, or leave shard out"
