@@ -304,7 +304,9 @@ class Trainer:
             forwards: the function, and what it returns.
             trace: whether every action is recorded.
         """
-        with self.team.inside("forward" if forwards.rows else "evaluate"), self.evaluator.parameters():
+        method = "forward" if forwards.rows else "evaluate"
+        # What is allocated here may live on, and a step cannot train with tensors of the caller's inference mode.
+        with self.team.inside(method), torch.inference_mode(False), self.evaluator.parameters():
             self.refuse_closed()
             self.checks.check_last()
             self.team.tensors.follow()
@@ -360,8 +362,10 @@ class Trainer:
         """Write parameters and persistent buffers; see `Pipeline.save`."""
         self.refuse_closed()
         self.checks.check_last()
-        with self.team.inside("save"), self.stages.whole_equal_parameters():
-            save_checkpoint(Path(folder), self.model, self.team, frozen)
+        with self.team.inside("save"):
+            self.stages.ensure_equal_values()
+            with self.stages.whole_parameters():
+                save_checkpoint(Path(folder), self.model, self.team, frozen)
 
     def close(self) -> None:
         """Close threads and connections."""

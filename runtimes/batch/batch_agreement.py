@@ -152,13 +152,6 @@ class BatchAgreement:
             self._handle.wait()
             self._handle, self._read = None, self._queue.start_read(self._table)
 
-    def arrive(self) -> None:
-        """Wait on the host for all rows, also for those of a GPU."""
-        self.collect()
-        if self._read is not None:
-            values, self._read = self._read().tolist(), None
-            self._add_values(values)
-
     def _receive(self) -> None:
         """Wait on the host for the table of the processes."""
         if self._rows is None and self._handle is not None:
@@ -195,7 +188,10 @@ class BatchAgreement:
         Raises:
             RequestError: ranks have different batches.
         """
-        self.arrive()
+        self.collect()
+        if self._read is not None:  # the rows of a GPU
+            values, self._read = self._read().tolist(), None
+            self._add_values(values)
         failure = self._failure()
         replica = None if self._differing_replica is None else self._differing_replica()
         if failure is None and replica is not None:

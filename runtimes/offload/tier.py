@@ -11,18 +11,6 @@ from ...core.errors import RequestError
 HOST, DISK = "host", "disk"
 
 
-def _folder(to: str | Path) -> Path | None:
-    if to == HOST:
-        return None
-    folder = Path(tempfile.gettempdir()) if to == DISK else Path(to)
-    if not folder.is_dir():
-        raise RequestError(
-            f"offload_to is {str(to)!r}: give '{HOST}', '{DISK}' (a file in the folder for temporary files), or a "
-            "folder that exists"
-        )
-    return folder
-
-
 def _limit(host_memory: int | str | None) -> int | None:
     found = byte_size("host", host_memory)
     return None if found is None else int(found)
@@ -50,5 +38,13 @@ class OffloadTier:
     folder: Path | None = field(init=False)
 
     @folder.default
-    def _checked(self) -> Path | None:
-        return _folder(self.to)
+    def _folder(self) -> Path | None:
+        if self.to == HOST:
+            return None
+        folder = Path(tempfile.gettempdir() if self.to == DISK else self.to)
+        if not folder.is_dir():
+            raise RequestError(
+                f"offload_to is {str(self.to)!r}: give '{HOST}', '{DISK}' (a file in the folder for temporary files), "
+                "or a folder that exists"
+            )
+        return folder

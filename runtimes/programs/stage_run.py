@@ -283,6 +283,12 @@ class StageRun:
         return {t.untyped_storage()._cdata for t in self._static} | self._shared.storages
 
     def backward(
+        self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
+    ) -> list[list[Tensor]]:
+        """B. Returns the messages of gradients, one for each stage in ``returned``."""
+        return self._run_backward(microbatch, tangents, seed, leaves, key)
+
+    def _run_backward(
         self,
         microbatch: int,
         tangents: dict[int, Tensor],
@@ -291,11 +297,7 @@ class StageRun:
         key: Tensor,
         scattered: bool = True,
     ) -> list[list[Tensor]]:
-        """B, the whole backward. Returns the messages of gradients, one for each stage in ``returned``.
-
-        Args:
-            scattered: whether SCATTER_GRAD directly follows, if replicas share gradients.
-        """
+        """The whole backward; ``scattered`` is whether SCATTER_GRAD directly follows, if replicas share gradients."""
         saved, program = self._saved.pop(microbatch), self._backward
         if program is None:
             boundary, device = self.programs.inputs.boundary, self.device
@@ -313,7 +315,7 @@ class StageRun:
         program = self._backward_input
         if program is None:
             if self.returned:
-                return self.backward(microbatch, tangents, seed, leaves, key, scattered=False)
+                return self._run_backward(microbatch, tangents, seed, leaves, key, scattered=False)
             self._created[microbatch] = [tangents]
             return []
         saved = self._saved[microbatch]
@@ -330,7 +332,7 @@ class StageRun:
         if program is not None:
             program.run(self._saved.pop(microbatch), created, {}, seed, self._given([], leaves, key))
         elif microbatch in self._saved:
-            self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
+            self._run_backward(microbatch, created[0] if created else {}, seed, leaves, key)
 
     @property
     def has_graphs(self) -> bool:

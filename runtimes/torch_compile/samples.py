@@ -140,7 +140,6 @@ class NodeInfo:
     tensor: bool = False
     several: bool = False
     shape: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.float32
     differentiable: bool = False
     storage: int = 0
     written: frozenset[int] = field(factory=frozenset)
@@ -180,7 +179,7 @@ class _Recorder(fx.Interpreter):
         )
         if isinstance(value, Tensor):
             info = evolve(
-                info, tensor=True, shape=tuple(value.shape), dtype=value.dtype, differentiable=value.requires_grad,
+                info, tensor=True, shape=tuple(value.shape), differentiable=value.requires_grad,
                 storage=value.untyped_storage()._cdata, bytes=value.nbytes,
             )  # fmt: skip
         self.nodes[n] = info

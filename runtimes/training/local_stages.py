@@ -4,7 +4,7 @@ no memory ──▶ values ──▶ optimizers
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -181,11 +181,6 @@ class LocalStages:
     def hand_over(self) -> None:
         """Leave the parameters, which are whole now, to the stages of another plan; these stages are not used again."""
         self._handed_over = True
-
-    def whole_equal_parameters(self) -> AbstractContextManager[None]:
-        """As `whole_parameters`, after `ensure_equal_values`."""
-        self.ensure_equal_values()
-        return self.whole_parameters()
 
     def follow_model(self, when: str) -> bool:
         """Apply changes of the model between steps: assigned buffers, frozen and unfrozen parameters.

@@ -649,6 +649,29 @@ for batch in batches:
     loss = pipe.step(batch)
 
 
+# %% validation_in_inference_mode | fast
+def predict(model, batch):
+    return model(batch["x"]).argmax(-1)
+
+
+@torch.inference_mode()
+def validate(pipe, model, batch):
+    model.eval()
+    loss = pipe.evaluate(batch).item()
+    predicted = pipe.forward(batch, predict)
+    model.train()
+    return loss, (predicted == batch["y"]).double().mean().item()
+
+
+model = mlp()
+batches = data()
+pipe = panpipe.pipeline(model, classify, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+val = validate(pipe, model, data(1)[0])
+for batch in batches:
+    loss = pipe.step(batch)
+    val = validate(pipe, model, batch)
+
+
 # %% smaller_last_batch | may_warn=microbatches of a new shape
 class Points(Dataset):
     def __init__(self, count):
