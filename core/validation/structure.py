@@ -3,7 +3,6 @@
 A stage offloads at most what it saves, and no action reads tensors that are on the host.
 """
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -248,7 +247,8 @@ def _check_orders(plan: Plan) -> list[str]:
                 )
             latest[stage, kind] = action
     usual = ("F",) if plan.forward_only else ("FB", "FIW")
-    for stage, microbatch in itertools.product(range(len(plan.stages)), range(plan.microbatches)):
+    every = ((stage, microbatch) for stage in range(len(plan.stages)) for microbatch in range(plan.microbatches))
+    for stage, microbatch in every:  # not itertools.product, which holds a list of as many microbatches as a file says
         letters = runs.get((stage, microbatch), "")
         if letters in usual:
             continue
