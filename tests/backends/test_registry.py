@@ -74,7 +74,7 @@ def test_an_installed_backend_is_found_next_to_one_that_raises(installed):
     command = [installed[1], "-m", "panpipe", "backends", "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8")
     answer = json.loads(done.stdout)
-    assert [one["name"] for one in answer["backends"]] == ["memcpy", "gloo", "nccl", "group"]
+    assert [one["name"] for one in answer["backends"]] == ["memcpy", "gloo", "nccl", "sockets"]
     assert all(one["available"] for one in answer["backends"] if one["name"] != "nccl")
     assert answer["left_out"] == [
         {
@@ -88,16 +88,16 @@ def test_an_installed_backend_is_found_next_to_one_that_raises(installed):
 
 @pytest.mark.slow
 def test_installed_backend_trains_like_one_process(installed, tmp_path):
-    for one in alone("plugged", tmp_path, backend="group", PYTHONPATH=str(installed[0])):
+    for one in alone("plugged", tmp_path, backend="sockets", PYTHONPATH=str(installed[0])):
         assert one.returncode == 0, one.stderr
     for here in found(tmp_path):
-        assert here["plugged"].pop("backend") == "group"
+        assert here["plugged"].pop("backend") == "sockets"
         assert largest(here["plugged"].values()) < 1e-9
 
 
 @pytest.mark.slow
 def test_installed_backend_conforms(installed):
-    command = [installed[1], "-m", "panpipe", "backends", "group", "--check", "--json"]
+    command = [installed[1], "-m", "panpipe", "backends", "sockets", "--check", "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     answer = json.loads(done.stdout)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import re
+from collections import UserDict, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,17 @@ class Mixer(nn.Module):
         return self.last(x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0])
 
 
+class Recurrent(nn.Module):
+    """The last state of a sequence-first GRU, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.last = nn.GRU(D, D), nn.Linear(D, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.gru(x)[0][-1])
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D))
 
@@ -89,29 +101,42 @@ class Fields:
     y: torch.Tensor
 
 
+Pair = namedtuple("Pair", "x y")
+
 pytestmark = pytest.mark.filterwarnings("ignore:microbatches of a new shape", "ignore:batches keep changing shape")
 
 CASES: dict[str, tuple[Any, Any, Any]] = {
     "mask first": (Mixer(True), label_tokens, {"mask": rows(N, N), "x": rows(N, N, D), "y": labels(N, N)}),
+    "mask, sequence first": (Mixer(False), label_tokens, {"x": rows(N, N, D), "mask": rows(N, N), "y": labels(N, N)}),
     "sequence first": (Mixer(False), label_tokens, {"x": rows(S, N, D), "y": labels(S, N)}),
     "sequence first, square": (Mixer(False), label_tokens, {"x": rows(N, N, D), "y": labels(N, N)}),
+    "sequence second, square": (Mixer(True), label_tokens, {"x": rows(N, N, D), "y": labels(N, N)}),
+    "recurrent": (Recurrent(), classify, {"x": rows(S, N, D), "y": labels(N)}),
+    "recurrent, square": (Recurrent(), classify, {"x": rows(N, N, D), "y": labels(N)}),
     "class weights": (mlp(), weigh_classes, {"w": rows(D).abs(), "x": rows(N, D), "y": labels(N)}),
     "table": (
         mlp(), lambda model, batch: F.cross_entropy(model(batch["table"][batch["i"]]), batch["y"]),
         {"table": rows(N, D), "i": labels(N), "y": labels(N)},
     ),
+    "transposed": (Mixer(False), label_tokens, {"x": rows(N, S, D).transpose(0, 1), "y": labels(N, S).T}),
     "dictionary": (mlp(), classify, {"x": rows(N, D), "y": labels(N)}),
     "dataclass": (mlp(), of_fields, Fields(rows(N, D), labels(N))),
+    "named tuple": (mlp(), of_fields, Pair(rows(N, D), labels(N))),
+    "mapping": (mlp(), classify, UserDict(x=rows(N, D), y=labels(N))),
+    "list of tensors": (mlp(), of_pair, [rows(N, D), labels(N)]),
     "list of samples": (mlp(), collate, [(rows(D, seed=i), int(labels(N)[i])) for i in range(N)]),
+    "list of tensor pairs": (mlp(), collate, [(rows(D, seed=i), labels(N)[i]) for i in range(N)]),
     "ragged lists": (
         mlp(), one_by_one,
         {"images": [rows(2 + i % 2, D, seed=i) for i in range(N)], "targets": [{"y": labels(N)[i]} for i in range(N)]},
     ),
 }  # fmt: skip
 
+MASKED = {"x": 0, "y": 0, "mask": None}
 DIMS: dict[str, Any] = {
-    "mask first": {"x": 0, "y": 0, "mask": None}, "sequence first": 1, "sequence first, square": 1,
-    "class weights": {"w": None, "x": 0, "y": 0}, "table": {"table": None, "i": 0, "y": 0},
+    "mask first": MASKED, "mask, sequence first": {"x": 1, "y": 1, "mask": None}, "sequence first": 1,
+    "sequence first, square": 1, "recurrent": {"x": 1, "y": 0}, "recurrent, square": {"x": 1, "y": 0},
+    "class weights": {"w": None, "x": 0, "y": 0}, "table": {"table": None, "i": 0, "y": 0}, "transposed": 1,
 }  # fmt: skip
 """Where the samples are not in dimension 0 of every tensor."""
 
@@ -134,7 +159,14 @@ def check_equal(pipe: Pipeline, model: nn.Module, step: Any, batch: Any) -> None
         torch.testing.assert_close(own[name].grad, parameter.grad, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES)
+ALIKE = (
+    "recurrent", "sequence second, square", "mask, sequence first", "sequence first, square", "transposed",
+    "list of tensors", "mapping", "list of tensor pairs", "named tuple",
+)  # fmt: skip
+"""Cases of which another one has all the mechanisms."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in ALIKE)) for case in CASES])
 def test_cut_batch_trains_as_the_whole_batch(case: str) -> None:
     model, step, batch = CASES[case]
     model = copy.deepcopy(model).to(F64)

@@ -13,12 +13,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...support.cuts import captured
-from ...support.models import Case, TinyGPT, gpt_step, tokens
+from ...support.models import Case, TinyGPT, gpt_step, tokens, weighted_step
 from ...support.parity import PLANS, SEED, Trained
 
 F64 = torch.float64
 NEAR = 1e-10
 NEW = pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+CONV = "batchnorm with a skip"
 
 
 def small(dtype):
@@ -27,6 +28,13 @@ def small(dtype):
 
 
 GPT = Case(small, gpt_step, lambda rows, dtype: tokens(rows))
+WEIGHTED = Case(small, weighted_step, lambda rows, dtype: tokens(rows))
+
+
+def images(rows, size=8):
+    generator = torch.Generator().manual_seed(rows + size)
+    x = torch.randn(rows, 3, size, size, generator=generator, dtype=F64)
+    return {"x": x, "y": torch.randint(0, 3, (rows,), generator=generator)}
 
 
 # Fewer samples
@@ -43,6 +51,19 @@ def test_a_batch_of_fewer_samples_than_microbatches_trains(plan):
     found = {event.action.microbatch for event in trace.events if event.action.kind is Kind.F}
     assert found == set(range(5))
     assert trace.plan_hash != pair.pipe.plan.hash
+
+
+@pytest.mark.slow
+@NEW
+def test_metrics_and_weights_of_fewer_samples():
+    case = WEIGHTED
+    pair = Trained(ThreadTeam(2), WEIGHTED, 8, 4)
+    assert pair.distance([tokens(8), tokens(3), tokens(9)]) < NEAR
+    batch, (_, weight, metrics) = tokens(1), case.step(pair.alone.eval(), tokens(1))
+    pair.pipe.step(batch)
+    assert weight.item() > 0
+    assert set(pair.pipe.metrics) == set(metrics)
+    assert 0 < pair.pipe.metrics["confidence"] <= 1
 
 
 @pytest.mark.parametrize(
@@ -63,7 +84,37 @@ def test_batch_that_cannot_be_cut_is_refused_in_one_line(batch, said):
     assert pair.distance([tokens(8)]) < NEAR
 
 
-# Other lengths
+@NEW
+def test_leaves_are_cut_along_the_dimensions_of_the_example():
+    def step(model, batch):
+        return (model(batch["x"]) * batch["scale"][0, :, None]).square().mean()
+
+    def batch(rows, dtype=F64):
+        return {**vectors(rows), "scale": torch.linspace(1, 2, 4, dtype=F64)[None]}
+
+    pair = Trained(ThreadTeam(2), Case(shortcuts, step, batch), 8, 2)
+    whole = pair.pipe.step(batch(8)), pair.pipe.step(batch(4))
+    wanted = [step(pair.alone, batch(8))]
+    assert abs(whole[0] - wanted[0]) < NEAR
+    assert whole[1].isfinite()
+
+
+# Other lengths and sizes
+
+
+@NEW
+@pytest.mark.parametrize(("name", "devices"), [(GPT, 2), (WEIGHTED, 3)])
+@pytest.mark.slow
+def test_sequences_of_many_lengths(name, devices):
+    pair = Trained(ThreadTeam(devices), name, 8, 4)
+    assert pair.distance([tokens(8), tokens(8, 7), tokens(8, 1), tokens(6, 16), tokens(8)]) < NEAR
+
+
+@pytest.mark.slow
+@NEW
+def test_images_of_many_sizes():
+    pair = Trained(ThreadTeam(2), CONV, 8, 4, **PLANS["split backward"])
+    assert pair.distance([images(8), images(6, 5), images(8, 3), images(8)]) < NEAR
 
 
 class Shortcuts(nn.Module):
@@ -133,6 +184,49 @@ def test_layers_of_two_stages_that_read_a_part_of_longer_sequences():
     assert pair.distance([vectors(4), vectors(4, 6), vectors(4)]) < NEAR
 
 
+def _zoo():
+    pytest.importorskip("transformers")
+    from ...laws.zoo import language, vision  # late: whoever collects tests imports this file
+
+    def text(length, name):
+        entry = next(entry for entry in language.LANGUAGE if entry.name == name)
+
+        def batch(rows, length=length):
+            before, language.LENGTH = language.LENGTH, length
+            try:
+                return entry.batch(rows)
+            finally:
+                language.LENGTH = before
+
+        return entry, batch
+
+    unet = next(entry for entry in vision.VISION if entry.name == "U-Net")
+
+    def pixels(rows, size=32):
+        labels = torch.randint(0, vision.CLASSES, (rows, size, size), generator=torch.Generator().manual_seed(1))
+        return {"pixel_values": vision.images(rows, size).double(), "labels": labels}
+
+    return {
+        "BLOOM": (*text(12, "BLOOM"), [(1, 7)]),
+        "U-Net": (unet, pixels, [(3, 16)]),
+    }
+
+
+@NEW
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BLOOM", "U-Net"])
+def test_models_of_the_zoo(name):
+    entry, batch, shapes = _zoo()[name]
+
+    def model(dtype):
+        torch.manual_seed(0)
+        return entry.make().to(dtype).train()
+
+    case = Case(model, entry.step, lambda rows, dtype: batch(rows))
+    pair = Trained(ThreadTeam(2), case, 4, 2)
+    assert pair.distance([batch(*shape) for shape in [(4,), *shapes, (4,)]]) < NEAR
+
+
 # What is kept
 
 
@@ -165,7 +259,7 @@ def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed(monkey
     assert "2 shapes of microbatches are kept" in texts[1]
     assert "pad batches to a few lengths" in texts[1]
     assert all("\n" not in text for text in texts)
-    assert all(one.filename.endswith("support/programs/shapes.py") for one in said)  # the line that calls step
+    assert all(one.filename.endswith("support/parity.py") for one in said)  # the line that calls step
     assert all(ref() is not None for ref in gone)  # the example's shape was used again in between
     pair.distance([tokens(4, 7)])  # no further warning
     gc.collect()

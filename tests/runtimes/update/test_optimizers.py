@@ -205,6 +205,11 @@ def test_unsupported_schedulers_are_refused(scheduler, said):
         pipe_of(CONV, scheduler=scheduler)
 
 
+def test_scheduler_without_an_optimizer_is_refused():
+    with pytest.raises(panpipe.RequestError, match=r"Update\(scheduler=\) is given without optimizer="):
+        pipe_of(CONV, optimizer=None, scheduler=warm_up)
+
+
 def test_optimizer_factory_gets_the_real_parameters_once_per_stage():
     """It is also called with random tensors, which are not in the model."""
     seen = []
