@@ -34,6 +34,10 @@ NEED_A_PLAN = dict.fromkeys(("offload", "offload_to", "host_memory", "recompute"
 """Options of ``panpipe.pipeline`` that this backend cannot have, with the reason."""
 
 
+def _whole(instance: "Options", attribute: Any, value: object) -> None:
+    whole_number(f"option {attribute.name}", value, 1)
+
+
 def _dims(instance: "Options", attribute: Any, value: object) -> None:
     if not isinstance(value, Mapping) or any(
         dim is not None and (dim != 0 or isinstance(dim, bool)) for dim in value.values()
@@ -55,8 +59,8 @@ class Options:
             argument. Other arguments have samples if their dimension 0 has the same size.
     """
 
-    devices: int = field(default=2, converter=lambda value: whole_number("option devices", value, 1))
-    microbatches: int = field(default=4, converter=lambda value: whole_number("option microbatches", value, 1))
+    devices: int = field(default=2, validator=_whole)
+    microbatches: int = field(default=4, validator=_whole)
     batch_dims: Mapping[str, int | None] = field(factory=dict, validator=_dims)
 
 

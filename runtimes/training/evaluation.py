@@ -38,8 +38,9 @@ from ..engine.prepared import PreparedSteps
 from ..engine.results import Batch
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
+from ..launch.progress import Report
 from ..microbatches import Microbatch, Shape
-from ..programs.stage_compiler import ProgramOptions, planned_compiler
+from ..programs.stage_compiler import StageCompiler, planned_compiler
 from ..weights.remote_tensors import as_meta_tensors
 from .local_stages import LocalStages
 from .state import PipelineState
@@ -67,6 +68,8 @@ class Evaluator:
 
     Args:
         state: of the pipeline; the number of evaluations selects their random numbers.
+        compiler: compiles sections of programs; None to run operators one by one.
+        report: called with what is captured, if it takes long.
         changed: called when something of the model changed.
         varying: the sizes that differ between batches, in training and here.
     """
@@ -77,12 +80,13 @@ class Evaluator:
         cut: Cut,
         workers: Workers,
         state: PipelineState,
-        programs: ProgramOptions,
+        compiler: StageCompiler | None,
+        report: Report,
         changed: Callable[[], None],
         varying: VaryingSizes,
     ) -> None:
         self._stages, self._cut, self._workers, self._state = stages, cut, workers, state
-        self._programs, self._changed, self._varying = programs, changed, varying
+        self._compiler, self._report, self._changed, self._varying = compiler, report, changed, varying
         self._model, self._plan, self._team = stages.model, stages.plan, stages.team
         self._modes = ModuleModes(stages.team.tensors.whole_model(stages.model))
         self._kept: LruCache[Any, PreparedSteps] = LruCache(KEPT)
@@ -123,10 +127,10 @@ class Evaluator:
         if found is None:
             self._changed()  # its values are read now, and tensors may have been replaced before
             capture = partial(self._captured, forwards)
-            compiler = planned_compiler(self._programs.compiler, self._forward_plan)
+            compiler = planned_compiler(self._compiler, self._forward_plan)
 
             def shapes(reads: Hashable) -> Shapes:
-                where, report = self._stages.where, self._programs.report
+                where, report = self._stages.where, self._report
                 return Shapes(capture, self._team, self._cut, where, compiler, self._varying, (key, reads), report)
 
             states, local = self._stages.states, self._team.local

@@ -158,7 +158,7 @@ def set_up_plan(
     copies = offloads(plan, first, team, where, offload or OffloadTier())
     graphs = StepGraphs.on if programs.graphs else None
     workers = Workers(plan, stages.states, team, training, norm_parameters, clock, copies, graphs)
-    evaluator = Evaluator(stages, cut, workers, state, programs, follow_model, example.varying)
+    evaluator = Evaluator(stages, cut, workers, state, programs.compiler, report, follow_model, example.varying)
     return PlanSetup(plan, stages, prepared, workers, evaluator, copies)
 
 
