@@ -162,11 +162,15 @@ def users_call(trace: TracebackType | None) -> str:
 
 
 def process_here() -> tuple[str, int]:
-    """This host's boot with the namespace in which process numbers count, and the number of this process."""
+    """This host's boot with the namespace in which process numbers count, and the number of this process.
+
+    The first is empty where ``/proc`` is missing, or is that of another namespace, in which numbers are others.
+    """
     host = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        host = f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+        if os.readlink("/proc/self") == str(os.getpid()):
+            host = f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     return host, os.getpid()
 
 
@@ -186,6 +190,8 @@ def has_ended(process: tuple[str, int], here: tuple[str, int]) -> bool:
         state = Path(f"/proc/{process[1]}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
     except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:  # it is not known: this process has too many open files, or may not read another user's
+        return False
     return state.split()[0] in "ZX"  # its parent has not yet read its status
 
 

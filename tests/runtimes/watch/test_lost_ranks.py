@@ -1,12 +1,15 @@
 """Which ranks are lost, and the words for it, with a store whose documents change."""
 
 import itertools
+import os
+import resource
 import time
 
 import pytest
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.watch import watch
 from panpipe.runtimes.watch.positions import Position
+from panpipe.runtimes.watch.process import has_ended, process_here
 from panpipe.runtimes.watch.watch import linger, reason_of
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:28137"
@@ -57,3 +60,18 @@ def test_host_of_the_store_lingers_until_others_know_the_reason_or_are_silent(mo
     at_once = time.monotonic() - start
     linger(Store(alive=(1,), stop=(1,)), 0, [1, 2])
     assert at_once < 0.5 <= time.monotonic() - start - at_once < 4
+
+
+def test_process_that_cannot_be_looked_up_has_not_ended(monkeypatch):
+    here = process_here()
+    absent = (here[0], 1 << 30)
+    assert has_ended(absent, here)
+    assert not has_ended(here, here)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        assert not has_ended(here, here)  # too many open files
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    monkeypatch.setattr(os, "getpid", lambda: absent[1])  # as where /proc is that of another namespace
+    assert not has_ended(process_here(), process_here())
