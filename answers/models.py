@@ -142,6 +142,7 @@ class PlannedModel:
     Args:
         model: the module; on the meta device, if it could be constructed there.
         samples, tokens: size of a whole batch; tokens are known only for bundled language models.
+        captured_samples: those of the captured microbatch; other microbatches may have fewer.
         sizes: bytes of every parameter.
         repeated: layers of which the captured model has only some; None if it has all.
     """
@@ -149,9 +150,9 @@ class PlannedModel:
     model: nn.Module
     leaves: Sequence[Any]
     operators: Operators
-    samples: int | None
+    samples: int
     tokens: int | None
-    microbatches: int
+    captured_samples: int
     sizes: dict[str, int]
     repeated: Repeated | None = None
 
@@ -164,8 +165,9 @@ class PlannedModel:
         return graph if optimizer is None else with_state(graph, self.operators, optimizer)
 
     def work(self, flops: int | None = None) -> StepTotals:
-        """Samples and tokens of a step, and its FLOPs if those of a microbatch are given."""
-        return StepTotals(self.samples, self.tokens, None if flops is None else flops * self.microbatches)
+        """Samples and tokens of a step, and its FLOPs if those of the captured microbatch are given."""
+        total = None if flops is None else flops * self.samples // self.captured_samples
+        return StepTotals(self.samples, self.tokens, total)
 
 
 def planned_model(
@@ -228,7 +230,7 @@ def planned_model(
     samples = sum(piece.samples for piece in pieces)
     tokens = example["tokens"].numel() if bundled and "tokens" in example else None
     operators = operators_of(captured)
-    return PlannedModel(model, pieces[0].leaves, operators, samples, tokens, microbatches, sizes, repeated)
+    return PlannedModel(model, pieces[0].leaves, operators, samples, tokens, pieces[0].samples, sizes, repeated)
 
 
 def _program_of_rank(name: str, model: nn.Module, step: Step, tensor: int) -> tuple[nn.Module, Step]:

@@ -118,7 +118,10 @@ class Explorer:
     async def points(self, request: Request) -> Response:
         """Time and memory of all schedules, a line for each."""
         data = await _request_data(request)
-        self._check_code(parse_question(data.get("question")), data)
+        question = parse_question(data.get("question"))
+        if isinstance(question, FileQuestion):
+            raise RequestError("a question of kind 'file' has no other schedules: ask for a plan or uniform stages")
+        self._check_code(question, data)
         return _stream(self._worker.run("points", data["question"]))
 
     async def topology(self, request: Request) -> Response:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, TypedDict
 
 from attrs import asdict, field, fields, frozen
 
-from ..answers.plan.options import PlanOptions
+from ..answers.plan.options import CONTEXT_OPTIONS, TENSOR_OPTIONS, PlanOptions
 from ..answers.uniform import UniformStages
 from ..core.documents import converter, reasons
 from ..core.errors import RequestError
@@ -94,7 +94,8 @@ class PlanQuestion(PlanOptions):
     @property
     def command(self) -> str:
         """The command line with the same answer."""
-        options = asdict(self)
+        unused = {*(TENSOR_OPTIONS if self.tp == 1 else ()), *(CONTEXT_OPTIONS if self.cp == 1 else ())}
+        options = {name: value for name, value in asdict(self).items() if name not in unused}
         rank = options.pop("rank")
         line = _command(["panpipe", "plan"], self, options, {"cluster", "microbatches"})
         return line if rank == 1 else f"{line} --top {rank}"

@@ -13,6 +13,8 @@ ATTENTION = "attention"
 """Recomputation of the core of attention."""
 EVERY = re.compile(r"every:([1-9]\d{0,6})")
 """Recomputation of each n-th layer."""
+TENSOR_OPTIONS, CONTEXT_OPTIONS = ("tp_overlap", "sequence_parallel"), ("cp_order",)
+"""Options of ``panpipe plan`` for several tensor ranks, and for several context ranks."""
 
 
 @frozen(kw_only=True)

@@ -37,7 +37,7 @@ from ..progress import noted, search_progress
 from .answer import PlanAnswer
 from .costs import PlanningCosts, model_costs
 from .infeasible import refuse
-from .options import PlanOptions
+from .options import CONTEXT_OPTIONS, TENSOR_OPTIONS, PlanOptions
 from .request import (
     LAYERS_IF_ENOUGH,
     PlanRequest,
@@ -150,6 +150,8 @@ def _search(
     files = [file for file in named if file is not None and os.path.isfile(str(file).partition("#")[0])]
     found, failed = [], []
     others = _ranks(options)
+    if options.graph is None:
+        _refuse_without_ranks(options, tp)
     wanted = wanted_tensor(tp, find_cluster(options.cluster), options.cluster, options.model, others)
     each = limits.share(1 / len(wanted))
     budget = None if each.budget is None else max(each.budget, 1)
@@ -235,16 +237,33 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
     return request, usable
 
 
-MODEL_OPTIONS = ("batch", "sequence", "dtype", "optimizer", "kernels", "tp_overlap", "sequence_parallel", "cp_order")
+MODEL_OPTIONS = ("batch", "sequence", "dtype", "optimizer", "kernels", *TENSOR_OPTIONS, *CONTEXT_OPTIONS)
 """Options that a model's costs depend on, and those of a file do not."""
 
 
 def _refuse_model_options(options: PlanOptions) -> None:
-    usual = fields_dict(PlanOptions)
-    given = next((name for name in MODEL_OPTIONS if getattr(options, name) != usual[name].default), None)
-    if given is not None:
-        option = f"--{given.replace('_', '-')}"
+    for option in _given(options, MODEL_OPTIONS):
         raise RequestError(f"{option} is for a model, and the operators of --graph have their costs: leave it out")
+
+
+def _refuse_without_ranks(options: PlanOptions, tp: str | None) -> None:
+    """Refuse options for ranks that there are none of; ``--tp 1`` says so, and the same options may be for other runs.
+
+    Raises:
+        RequestError: an option needs ``--tp`` or ``--cp``.
+    """
+    for ranks, given, names in (("tp", tp is not None, TENSOR_OPTIONS), ("cp", options.cp > 1, CONTEXT_OPTIONS)):
+        for option in () if given else _given(options, names):
+            kind = "tensor" if ranks == "tp" else "context"
+            raise RequestError(
+                f"{option} is for {kind} ranks, and there is only one: give --{ranks} N, or leave it out"
+            )
+
+
+def _given(options: PlanOptions, names: Sequence[str]) -> list[str]:
+    """Those of some options that are not at their default, as on the command line."""
+    usual = fields_dict(PlanOptions)
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != usual[name].default]
 
 
 def _ranks(options: PlanOptions) -> int:

@@ -421,8 +421,9 @@ def test_plan_of_a_user_model(tmp_path, capsys, module):
     )
 
 
-def test_plan_of_a_model_for_devices_that_are_not_here(tmp_path, capsys, module):
-    flags = ("--cluster", "2xA100-40GB", "--microbatches", 4, "--budget", 30)
+@pytest.mark.parametrize("microbatches", [4, 3])  # of equal sizes, and of 3, 3 and 2 samples
+def test_plan_of_a_model_for_devices_that_are_not_here(capsys, module, microbatches):
+    flags = ("--cluster", "2xA100-40GB", "--microbatches", microbatches, "--budget", 30)
     plan = answer(capsys, "--model", f"{module}:make", *flags)
     assert 0 < plan["predicted_step_s"] < 0.1
     error = PUBLISHED_ERRORS[OTHER]
@@ -441,6 +442,8 @@ def test_plan_of_a_model_for_devices_that_are_not_here(tmp_path, capsys, module)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("--tp-overlap", "all"), "--tp-overlap is for tensor ranks, and there is only one: give --tp N"),
+        (("--cp-order", "contiguous"), "--cp-order is for context ranks, and there is only one: give --cp N"),
         (("--dtype", "int8"), "there is no number type 'int8': use one of fp32"),
         (("--optimizer", "lion"), "there is no optimizer 'lion': use one of adam-master"),
         (("--batch", 4), "--batch and --sequence are for bundled models"),

@@ -94,6 +94,11 @@ def test_wrong_question_is_refused_in_one_line(client, question, words):
     assert words in json.loads(response.text.splitlines()[0])["error"]
 
 
+def test_points_of_a_file_are_refused(client):
+    response = client.post("/api/points", json={"question": {"kind": "file"}}, headers=HEADERS)
+    assert "has no other schedules" in response.json()["error"]
+
+
 def test_code_of_the_machine_runs_only_if_chosen(client):
     question = {"kind": "plan", "model": "os:getcwd"}
     for path in ("/api/answer", "/api/points", "/api/export"):

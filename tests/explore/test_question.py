@@ -1,6 +1,7 @@
 """Questions of the page: their command lines, keys, defaults, and what is refused."""
 
 import pytest
+from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.explore.question import (
     REQUEST_LIMITS,
@@ -29,9 +30,9 @@ def test_question_of_a_plan_is_a_command_line():
     assert PlanQuestion(model="my model:factory", rank=3).command == (
         "panpipe plan --model 'my model:factory' --cluster 4xA100-40GB --microbatches 8 --top 3"
     )
-    assert PlanQuestion(graph="g.json", microbatches=None, batch=16).command == (
-        "panpipe plan --graph g.json --batch 16 --cluster 4xA100-40GB"
-    )
+    without_ranks = PlanQuestion(model="llama-7b", microbatches=None, batch=16, tp_overlap="all", cp_order="contiguous")
+    assert without_ranks.command == "panpipe plan --model llama-7b --batch 16 --cluster 4xA100-40GB"
+    assert "--tp-overlap all" in evolve(without_ranks, tp=2).command
     assert FileQuestion(number=2).command == ""
 
 
