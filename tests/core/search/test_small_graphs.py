@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import stage_costs
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.costs.partition import stages_of
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search.annealing.initial_walks import problem_of
 from panpipe.core.search.annealing.walk import start_walk
-from panpipe.core.search.choose import plan, search_plans
+from panpipe.core.search.choose import choose_schedules, plan, search_plans
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.search.problem.setting import one_setting
 from panpipe.core.search.problem.workload import workload_of
@@ -105,6 +107,13 @@ def test_plan_for_shared_links_is_chosen_by_its_simulated_step():
     assert found.predicted.step_s == score.step_s
     assert found.predicted.evaluations > alone.predicted.evaluations
     assert plan(GRAPH, ONE_HOST, 6, evolve(OPTIONS, judge=simulated)) == found
+
+
+def test_given_stages_keep_the_order_of_a_schedule_that_is_named():
+    stages = stages_of(GRAPH, (0, 2, 4, 6, 8))
+    for name in ("1f1b", "zb-h1"):
+        options = evolve(OPTIONS, families=(find_family(name),), oracle=simulated, anneal=False)
+        assert choose_schedules(GRAPH, stages, stage_costs(GRAPH, stages), ONE_HOST, 6, options).best.schedule == name
 
 
 @pytest.mark.parametrize("rate", [1e6, float("inf")])
