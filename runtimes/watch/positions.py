@@ -102,11 +102,11 @@ UNKNOWN = Position("at an unknown place")
 def hangs(rank: int, positions: Mapping[int, Position], timeout_s: float) -> bool:
     """Whether a rank hangs: see the module's rule."""
     own = positions[rank]
-    if not own.on:
-        return False
+    if not own.on or own.quiet_s < min(timeout_s, LEFT_S):
+        return False  # before a look at the others: if all wait for all, it takes long
     found = {other: positions.get(other, UNKNOWN) for other in awaited(rank, positions)}
     left = {other for other, position in found.items() if position.left is not None}
-    if not left.isdisjoint(own.on) and own.quiet_s >= min(timeout_s, LEFT_S):
+    if not left.isdisjoint(own.on):
         return True
     silent = all(position.no_progress_s >= timeout_s for other, position in found.items() if other not in left)
     return silent and own.quiet_s >= timeout_s

@@ -40,6 +40,14 @@ def test_rank_hangs_if_no_rank_that_it_waits_for_makes_progress(positions, expec
     assert hangs(0, dict(enumerate(positions)), LIMIT) is expected
 
 
+def test_others_are_not_looked_at_before_a_rank_has_waited_for_long():
+    class Unread(dict):
+        def get(self, rank, default=None):
+            raise AssertionError(rank)  # where all of 1,000 ranks wait for all, that takes seconds
+
+    assert not hangs(0, Unread({0: waits(1, s=3.0)}), LIMIT)
+
+
 @given(st.lists(st.builds(Position, st.just("x"), on=st.lists(st.integers(0, 5), max_size=3).map(tuple),
                           quiet_s=st.floats(0, 30), silent_s=st.floats(0, 30),
                           left=st.one_of(st.none(), st.just(""))), min_size=1, max_size=6))  # fmt: skip
