@@ -33,8 +33,9 @@ from .search_options import SearchOptions
 from .suggestions.infeasible import NothingFits
 from .suggestions.unlimited_memory import holds_all
 
-SHARE = 0.3
-"""Share of the budget for each further search."""
+SHARE, PUBLISHED = 0.3, 0.05
+"""Share of the budget for each further search, and for the one of published orders: faster ones may leave no time for
+copies."""
 LEAVING = (0.8, 0.4)
 """Shares of what the links carry that are assumed to leave in the further searches: they get as much more memory."""
 FASTEST = 6
@@ -65,7 +66,7 @@ class OffloadSearch:
             self.settings[0].cluster.host_path(device)  # refused if there is none
         found: list[ScoredPlan] = []
         refused: RequestError | None = None
-        walks, stopped = self._searched(INFINITY, 1.0)
+        walks, stopped = self._searched(INFINITY, 1.0, self.options)
         for walk in _chosen(walks):
             base = _Base.of(walk, self.options.storages)
             try:
@@ -131,8 +132,11 @@ class OffloadSearch:
         """Plans with copies whose orders alone take less than ``enough_s``, and whether the search was ended."""
         candidates: list[ScoredPlan] = []
         stopped = False
-        for leaving in LEAVING:
-            walks, stopped = self._searched(leaving, SHARE)
+        searches = [(leaving, SHARE, self.options) for leaving in LEAVING]
+        if self.options.anneal:
+            searches.append((LEAVING[0], PUBLISHED, evolve(self.options, anneal=False)))
+        for leaving, share, options in searches:
+            walks, stopped = self._searched(leaving, share, options)
             for walk in sorted(_chosen(walks), key=lambda walk: walk.step_s):
                 if walk.step_s >= enough_s:
                     break
@@ -159,16 +163,17 @@ class OffloadSearch:
         limits = limits_of(self.settings[0], best)
         return bool(best.memory.recompute) or not all(map(holds_all, [best] * len(limits), range(len(limits)), limits))
 
-    def _searched(self, leaving: float, share: float) -> tuple[list[Walk], bool]:
+    def _searched(self, leaving: float, share: float, options: SearchOptions) -> tuple[list[Walk], bool]:
         """Walks of a search in which saved tensors may take more memory.
 
         Args:
             leaving: share of what the links carry that is assumed to leave; infinite for any amount.
+            share: of the budget.
         """
         meter = self.meter
         further = meter.part(max(int(share * meter.budget), 1), until_fit=meter.until_fit)
         settings = [_with_more_memory(setting, leaving) for setting in self.settings]
-        walks, stopped = search(settings, self.options, further, self.options.seed)
+        walks, stopped = search(settings, options, further, options.seed)
         meter.spent += further.spent
         return walks, stopped
 
