@@ -77,5 +77,6 @@ class Meter:
         """Call ``progress``; ``step_s`` is another step time that fits."""
         self.step_s = min(self.step_s, step_s)
         if self.progress is not None:
-            total = self.budget if self.most is None else self._before + self.most
-            self.progress(min(self._before + self.spent, total), total, self.step_s)
+            done = self._before + self.spent
+            total = max(done, self._before + self.budget) if self.most is None else self._before + self.most
+            self.progress(min(done, total), total, self.step_s)

@@ -16,6 +16,7 @@ from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search import Score, longest_path
 from panpipe.core.search.choose import choose_schedules, plan, search_plans
 from panpipe.core.search.problem.assemble import assemble
+from panpipe.core.search.problem.meter import Meter
 from panpipe.core.search.problem.workload import workload_of
 from panpipe.core.search.search_options import SearchOptions
 
@@ -62,6 +63,16 @@ def test_evaluations_are_counted_and_stay_within_the_budget(budget):
     assert [state[1] for state in told] == [budget] * len(told)
     assert told[-1][0] == chosen.prediction.evaluations
     assert told[-1][2] == pytest.approx(chosen.prediction.step_s)
+
+
+def test_progress_goes_on_in_a_part_that_is_added():
+    told = []
+    meter = Meter(10, progress=lambda *state: told.append(state[:2]))
+    meter.spend(8)
+    part = meter.part(5)
+    part.spend(5)
+    meter.spend(part.spent)
+    assert told == [(8, 10), (13, 13), (13, 13)]
 
 
 def test_longer_search_finds_a_faster_plan():
