@@ -8,6 +8,7 @@ from panpipe.cli import main
 from panpipe.core.actions import parse_action
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.plan.plan import plan_json
+from panpipe.core.trace.compare import TOTAL, peak_memory
 from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.trace import MemorySample, Trace, TraceEvent
 from panpipe.simulators.run import simulate
@@ -132,3 +133,9 @@ def test_plan_whose_device_has_no_host_is_named(tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"panpipe: {file}: device 0 ")
     assert "reaches no hub of kind host" in line
+
+
+def test_samples_at_one_time_count_together():
+    moved = [MemorySample(0, 1.0, kind, size) for kind, size in (("saved", 5.0), ("workspace", 5.0), ("saved", 0.0))]
+    (peak,) = peak_memory(Trace("simulator", "plan", 1, (), tuple(moved), 1.0), ("saved", "workspace"))
+    assert peak == {"saved": 0.0, "workspace": 5.0, TOTAL: 5.0}
