@@ -180,7 +180,8 @@ def end_with(work: Callable[[], None]) -> NoReturn:
     status = 0
     try:
         work()
-    except BaseException:
+    except BaseException as error:
+        sys.last_value = error  # as the interpreter does: it is the failure that exit functions see
         sys.excepthook(*sys.exc_info())
         status = 1
     # The interpreter would take seconds more, on a busy machine 20, to free what the parent has imported.
