@@ -177,7 +177,9 @@ class FailureWatch:
         A rank that detected a dead one stops, too, and its other neighbours may then detect its end. Here they read the
         original reason.
         """
-        if self._first is not None:
+        if self._first is not None:  # the exchange has read it; it lingers, too, but this process may end before
+            with suppress(RuntimeError):
+                linger(self._reports, self._rank, self._others)
             return self._first
         self._reporting = True
         lost_here = failure.lost if isinstance(failure, WorkerError) else ()

@@ -62,6 +62,16 @@ def test_host_of_the_store_lingers_until_others_know_the_reason_or_are_silent(mo
     assert at_once < 0.5 <= time.monotonic() - start - at_once < 4
 
 
+def test_host_of_the_store_lingers_with_a_reason_that_its_thread_has_read(monkeypatch):
+    monkeypatch.setattr(watch, "_SILENCE_S", 0.5)
+    own = watch.FailureWatch.__new__(watch.FailureWatch)
+    own._first, own._reports = "rank 1 stopped answering", Store(alive=(1,), stop=(1,))
+    own._rank, own._others = 0, [1, 2]
+    start = time.monotonic()
+    assert own.report(WorkerError("rank 1 stopped answering: reset")) == own._first
+    assert time.monotonic() - start >= 0.5
+
+
 def test_process_that_cannot_be_looked_up_has_not_ended(monkeypatch):
     here = process_here()
     absent = (here[0], 1 << 30)
