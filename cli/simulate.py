@@ -92,7 +92,8 @@ def simulate(
     with naming(path, *([] if cluster is None else [cluster])):
         plan = file.plan if cluster is None else _moved(file, find_cluster(cluster))
     given = {"forward": forward, "backward_input": backward_input, "backward_weight": backward_weight, "comm": comm}
-    costs, machine = _equal_stages(file, {name: value for name, value in given.items() if value is not None})
+    with naming(path):
+        costs, machine = _equal_stages(file, {name: value for name, value in given.items() if value is not None})
     lowered = file.lowered
     if forwards:
         with naming(path):
