@@ -147,13 +147,6 @@ class OffloadSearch:
                 break
         return candidates, stopped
 
-    def _as_published(self, walk: Walk) -> Iterator[ScoredPlan]:
-        """A walk with the copies of its schedule, if they fit the hosts."""
-        base = _Base.of(walk, self.options.storages)
-        found = self._scored(base, of_stages(dict(walk.offload)))
-        if base.fits_hosts(found.plan):
-            yield found
-
     def _wanted_of(self, found: Sequence[ScoredPlan]) -> Sequence[ScoredPlan]:
         """All candidates, or without alternatives the best one."""
         return found if self.options.alternatives else best_first(found)[:1]
@@ -203,7 +196,9 @@ class OffloadSearch:
                 for limit, own, over in zip(limits, held_bytes, found.excess, strict=True)
             ]
         if walk.offload:
-            yield from self._as_published(walk)
+            found = self._scored(base, of_stages(dict(walk.offload)))
+            if base.fits_hosts(found.plan):
+                yield found
 
 
 @frozen
