@@ -8,8 +8,6 @@ from ..core.documents import as_plain
 from ..core.errors import RequestError, naming
 from ..core.lowering.derive import forward_only
 from ..core.plan.plan import read_plan
-from ..core.report.chart.steps import steps_svg
-from ..core.report.page import report_html
 from ..core.trace.compare import TOTAL, Comparison, KindSummary, Offset, TransferSummary, worst_actions
 from ..core.trace.compare import compare as compare_traces
 from ..core.trace.perfetto_reader import read_trace
@@ -47,9 +45,13 @@ def compare(
     comparison = compare_traces(*traces)
     if not comparison.same_plan:
         note("the two traces ran different plans: only actions of equal names are compared")
-    with naming(*([] if plan is None else [plan])):
-        write_noted(report, lambda: report_html(plan=ran, predicted=traces[0], measured=traces[1]))
-    write_noted(svg, lambda: steps_svg(traces, predicted.stem if ran is None else ran.schedule))
+    if report is not None or svg is not None:
+        from ..core.report.chart.steps import steps_svg  # here: without pictures they are not needed
+        from ..core.report.page import report_html
+
+        with naming(*([] if plan is None else [plan])):
+            write_noted(report, lambda: report_html(plan=ran, predicted=traces[0], measured=traces[1]))
+        write_noted(svg, lambda: steps_svg(traces, predicted.stem if ran is None else ran.schedule))
     if json:
         print_json(as_plain(comparison))
     else:
