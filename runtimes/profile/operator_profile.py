@@ -99,7 +99,7 @@ class _OperatorTimer:
             self._interpreter = interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
         self._key = random_key(0, 0, 0)
         self._seen: set[int] = set()
-        self._parameters = {placeholder: self._parameters[name] for placeholder, name in step.parameters.items()}
+        self._of_placeholder = {placeholder: self._parameters[name] for placeholder, name in step.parameters.items()}
         self._last_reader = {
             source: op.name
             for op in operators.graph.nodes
@@ -162,9 +162,9 @@ class _OperatorTimer:
         inside = set(nodes)
         sources = [s for s in dict.fromkeys(s for n in nodes for s in n.all_input_nodes) if s not in inside]
         activations = [s for s in sources if s.name in self._operators.owner]
-        parameters = [s for s in sources if s.name in self._parameters]
+        parameters = [s for s in sources if s.name in self._of_placeholder]
         for s in parameters:
-            own = materialised(self._parameters[s.name], self._device)
+            own = materialised(self._of_placeholder[s.name], self._device)
             env[s] = own.requires_grad_(self._operators.values[s.name].requires_grad)
         known = self._seen | storage_sizes(env[s] for s in parameters).keys()
         saved: list[Tensor] = []
